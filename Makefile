@@ -1,0 +1,54 @@
+# ddpz-lite: `make lab` opens the course, `make test` tests all of it. Needs Python 3.11+ with venv.
+# Options:  PYTHON=python3.13 (which Python makes .venv)   TORCH=cuda (torch's build; the default is cpu)
+#           WORKERS=2 (processes that run tests)            ARGS=... (more words for pytest or jupyter lab)
+
+PYTHON ?= python3
+TORCH ?=
+WORKERS ?= 2
+ARGS ?=
+
+# The environment's own commands come first, so that `!ddpz doctor` works in a notebook.
+IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
+RUN := $(IN_VENV) .venv/bin/python -m
+NOTEBOOKS := $(wildcard lessons solutions)
+# JupyterLab refuses to start as root unless told so; in a container root is often the only user.
+LAB_AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+# nbval runs the notebooks cell by cell, in the kernel of .venv and no other.
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
+export JUPYTER_PREFER_ENV_PATH = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test test-quick lessons exercises lint lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+
+setup:  ## create .venv and install the course (the other targets do this first)
+	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Cure: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
+	@$(PYTHON) tools/environment.py $(if $(TORCH),--torch=$(TORCH))
+
+lab: setup  ## open JupyterLab at lesson 00
+	$(RUN) jupyterlab $(LAB_AS_ROOT) $(ARGS) lessons/00_start_here.ipynb
+
+test: setup  ## all tests and all notebooks
+	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) $(ARGS) tests $(NOTEBOOKS)
+
+test-quick: setup  ## the tests that take less than two minutes together
+	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow" $(ARGS) tests
+
+lessons: setup  ## execute all lessons without a browser and show the time of each
+	$(IN_VENV) ddpz lessons $(ARGS)
+
+exercises:  ## the learners' copies of the exercises (not part of the course yet)
+	@echo "There are no exercises yet: they come with solutions/, from which this command will make them."
+
+lint: setup  ## check the style of code and notebooks
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+lock: setup  ## write requirements.lock anew from pyproject.toml
+	$(PYTHON) tools/environment.py lock
+
+clean:  ## remove .venv and what the tools left behind
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,63 @@
+"""Makes nbval strict for the course's own notebooks, wherever pytest is started.
+
+nbval runs a notebook cell by cell and believes what the notebook says about itself: a tag skips a
+cell, another excuses its exception, a misspelt magic is only a line on stderr, and a kernel that
+ended is waited for until the cell's deadline. For `lessons/` and `solutions/` none of this passes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from queue import Empty
+
+import pytest
+
+OURS = ("lessons", "solutions")
+# Tags and comments by which a notebook tells nbval to look away.
+EXCUSES = ("skip", "check_exception")
+LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
+
+
+def is_ours(item: pytest.Item) -> bool:
+    """Whether `item` is a cell, run by nbval, of one of the course's notebooks."""
+    if type(item).__name__ != "IPyNbCell":
+        return False
+    inside = Path(item.path).resolve().relative_to(item.config.rootpath.resolve())
+    return inside.parts[0] in OURS
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item):
+    if not is_ours(item):
+        return (yield)
+    excuses = [name for name in EXCUSES if item.options[name]]
+    if excuses or item.options["check"]:
+        item.raise_cell_error("the cell carries a tag or comment for nbval; a lesson has none")
+    watch_kernel(item.parent.kernel)
+    result = yield
+    for output in item.test_outputs:
+        if output.output_type == "stream" and output.name == "stderr":
+            item.raise_cell_error("the cell wrote to stderr", output.text)
+    return result
+
+
+def watch_kernel(kernel) -> None:
+    """Let nbval notice within a second that the kernel has ended, instead of at the deadline."""
+    if "get_message" in vars(kernel):
+        return
+    wait_for = kernel.get_message
+
+    def get_message(stream, timeout=None):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LIVENESS if deadline is None else min(LIVENESS, deadline - time.monotonic())
+            try:
+                return wait_for(stream, timeout=max(left, 0))
+            except Empty:
+                if not kernel.is_alive():
+                    raise RuntimeError("the kernel ended while this cell ran") from None
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    kernel.get_message = get_message

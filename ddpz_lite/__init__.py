@@ -1,0 +1,62 @@
+"""ddpz_lite: distributed training, from one device to ZeRO-3, as a course that you run.
+
+    import ddpz_lite as dz
+
+Names are imported when they are first used, so that importing the package costs milliseconds and
+never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> the module it lives in
+_HOMES = {
+    name: home
+    for home, names in {
+        "launcher": ("launch", "RankFailed", "Run", "device", "progress"),
+        "wire": ("Network", "CollectiveMismatch", "span"),
+        "meter": ("memory", "zero_memory", "MemoryTimeline"),
+        "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
+    }.items()
+    for name in names
+}
+_MODULES = ("data", "meter", "show")
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(
+        f"module 'ddpz_lite' has no attribute {name!r}; it has {', '.join(sorted(__all__))}"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+def _warm() -> None:
+    """Start the fork server now, in the background, unless this process is itself a rank or a
+    command of `ddpz`.
+    """
+    is_rank = "RANK" in os.environ or multiprocessing.parent_process() is not None
+    is_command = os.path.basename(sys.argv[0] if sys.argv else "").startswith("ddpz")
+    if not is_rank and not is_command and os.environ.get("DDPZ_WARM", "1") != "0":
+        from .launcher.engines import engine
+
+        engine().warm()
+
+
+_warm()

@@ -1,0 +1,153 @@
+"""Ranks from a notebook cell: `run = dz.launch(fn, world_size=4)` starts four real processes.
+
+zygote      the fork server: torch imported once, a rank forked in milliseconds
+forkserver  the kernel's side of it
+pool        warm processes instead, for systems that cannot fork
+ship        the function there, the result back; names what cannot travel
+rank        what a process does from its first line to its last frame
+job         the kernel's loop: hears all ranks, prints, times out, cleans up
+failure     from what was seen to the one sentence that says why
+devices     which backend, which GPU
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import rank as _rank
+from .devices import BACKENDS, device, plan
+from .engines import engine
+from .failure import RankFailed
+from .printer import Printer
+from .progress import progress
+from .ranks import EngineGone
+from .run import Run
+from .ship import CannotSend, cell_sources, pack_call
+
+__all__ = ["CannotSend", "RankFailed", "Run", "device", "launch", "progress", "warm"]
+
+MAX_WORLD = 64
+_said: set[str] = set()  # notes that this kernel has printed once
+_one_at_a_time = threading.Lock()
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int = 4,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = 60.0,
+    backend: str = "auto",
+    network: Any = None,
+    record: bool = True,
+    output: str = "stream",
+) -> Run:
+    """Run `fn(*args, **kwargs)` on `world_size` processes, joined in one process group.
+
+    `fn` may be defined in a cell and use anything that other cells defined. It takes no rank: it
+    asks `torch.distributed`, so the same function runs under `torchrun`.
+
+    timeout   seconds from the start of the ranks; a job that takes longer is ended, with a report
+              of who waited where
+    backend   "gloo", "nccl", or "auto": NCCL where there is a GPU for each rank, otherwise gloo
+    network   a `Network`, to make the links between ranks slower on purpose
+    record    keep the ledger; False runs on the plain backend
+    output    "stream" prints what ranks print as it comes, "by_rank" at the end, rank 0 first
+
+    Returns a `Run`. Raises RankFailed when a rank fails or the job hangs, CannotSend when the
+    function cannot travel, ValueError or TypeError for arguments that make no sense. In every case
+    all processes of the job are gone.
+    """
+    from ..wire import callsite
+    from .job import Job
+
+    _check(fn, world_size, timeout, backend, network, record, output)
+    kwargs = dict(kwargs or {})
+    call = pack_call(fn, tuple(args), kwargs)
+    chosen = plan(world_size, backend)
+    for note in (chosen.note, engine().note):
+        if note and note not in _said:
+            print(note)
+            _said.add(note)
+    orders = _rank.Orders(
+        call=call,
+        rank=-1,
+        world_size=world_size,
+        folder="",
+        backend=chosen.backend,
+        devices=chosen.devices,
+        network=network,
+        record=record,
+        timeout=float(timeout),
+        origin=0.0,
+        threads=max(1, _cores() // world_size),
+        cells=cell_sources(),
+        path=_import_path(),
+        cwd=os.getcwd(),
+        environ=dict(os.environ),
+    )
+    callsite.set_cells({file: label for file, (label, _) in orders.cells.items()})
+    with _one_at_a_time:
+        try:
+            return Job(orders, engine(), Printer(world_size, output)).run()
+        except EngineGone:  # it was killed while it was idle; a new one may do
+            engine().close()
+            return Job(orders, engine(), Printer(world_size, output)).run()
+
+
+def warm() -> None:
+    """Start the fork server in the background, so that the first launch finds torch imported."""
+    engine().warm()
+
+
+def _check(fn, world_size, timeout, backend, network, record, output) -> None:
+    if _rank.current is not None:
+        raise RuntimeError(
+            f"launch: rank {_rank.current.rank} of a job called launch; ranks cannot start ranks"
+        )
+    if not callable(fn):
+        raise TypeError(
+            f"launch: the first argument must be a function, got {type(fn).__name__}. "
+            "Pass fn, not fn()."
+        )
+    if not isinstance(world_size, int) or isinstance(world_size, bool):
+        raise TypeError(f"launch: world_size must be a whole number of ranks, got {world_size!r}")
+    if not 1 <= world_size <= MAX_WORLD:
+        raise ValueError(
+            f"launch: world_size must be from 1 to {MAX_WORLD}, got {world_size}. "
+            "Each rank is a process on this machine; for more, use torchrun on several machines, "
+            "or torch's 'fake' backend to count without running."
+        )
+    if not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise ValueError(f"launch: timeout must be a positive number of seconds, got {timeout!r}")
+    if backend not in BACKENDS:
+        raise ValueError(f"launch: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if output not in ("stream", "by_rank"):
+        raise ValueError(f"launch: output must be 'stream' or 'by_rank', got {output!r}")
+    if network is not None:
+        from ..wire import Network
+
+        if not isinstance(network, Network):
+            raise TypeError(f"launch: network must be a dz.Network, got {type(network).__name__}")
+        if not record:
+            raise ValueError(
+                "launch: network needs record=True: the recording backend is what slows the links"
+            )
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _import_path() -> list[str]:
+    """sys.path with its relative entries made absolute: a rank may stand in another folder by the
+    time it imports.
+    """
+    import sys
+
+    return [os.path.abspath(entry) for entry in sys.path]

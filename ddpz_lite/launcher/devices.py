@@ -1,0 +1,58 @@
+"""Which backend and which device each rank gets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from . import rank as _rank
+
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The backend of a job, the CUDA device of each rank (None: CPU), and what the learner should
+    know about it.
+    """
+
+    backend: str
+    devices: tuple[int | None, ...]
+    note: str = ""
+
+
+def plan(world_size: int, backend: str = "auto") -> Plan:
+    """One GPU per rank speaks NCCL. More ranks than GPUs share them over gloo: NCCL refuses two
+    ranks on one GPU.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()  # counts without touching CUDA, so that a fork stays safe
+    if backend == "nccl" and gpus < world_size:
+        raise ValueError(
+            f"launch: backend='nccl' needs one GPU per rank: {world_size} ranks, {gpus} GPUs here. "
+            "Use backend='auto' (ranks share the GPUs over gloo) or fewer ranks."
+        )
+    if gpus == 0:
+        return Plan("gloo", (None,) * world_size)
+    if gpus >= world_size:
+        chosen = "nccl" if backend == "auto" else backend
+        return Plan(chosen, tuple(range(world_size)))
+    shared = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    note = f"{world_size} ranks share {shared}, over gloo: NCCL wants one GPU per rank."
+    return Plan("gloo", tuple(rank % gpus for rank in range(world_size)), note)
+
+
+def device():
+    """The torch.device of this process: its rank's GPU, or the CPU. Works under launch, under
+    torchrun and without either.
+    """
+    import torch
+
+    if _rank.current is not None:
+        index = _rank.current.device
+    elif torch.cuda.is_available():
+        index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+    else:
+        index = None
+    return torch.device("cpu") if index is None else torch.device("cuda", index)

@@ -1,0 +1,84 @@
+"""The kernel's side of the zygote: start it, ask it for ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from .ranks import EngineGone, Output, Ranks, environment
+from .zygote import REQUEST
+
+
+class ForkServer:
+    """Ranks forked from a process that has imported torch: the engine of Linux and macOS."""
+
+    note = ""  # what the learner should know about this engine
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = (
+            None  # the process that started the zygote: a fork of it must not use the same socket
+        )
+
+    def warm(self) -> None:
+        """Start the zygote; returns at once, torch is imported over there."""
+        with self._lock:
+            if self._owner == os.getpid() and self._process.poll() is None:
+                return
+            self._requests, theirs = socket.socketpair()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the zygote fails to start)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ddpz_lite.launcher.zygote", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._errors,
+                    stderr=self._errors,
+                    start_new_session=True,
+                    env=environment(),
+                )
+            self._owner = os.getpid()
+
+    def start(self, world_size: int, folder: str) -> Ranks:
+        self.warm()
+        events, theirs_events = socket.socketpair()
+        controls, outputs, theirs = [], [], [theirs_events.detach()]
+        for _ in range(world_size):
+            control, their_control = socket.socketpair()
+            read, write = os.pipe()
+            controls.append(control)
+            outputs.append(Output(read))
+            theirs += [their_control.detach(), write]
+        ranks = Ranks(controls, outputs, events)
+        name = os.fsencode(folder)
+        try:
+            with self._lock:
+                socket.send_fds(self._requests, [REQUEST.pack(world_size, len(name))], theirs)
+                self._requests.sendall(name)
+        except OSError as error:
+            ranks.close()
+            raise EngineGone(
+                f"launch: the fork server is gone ({error}).\n{self.last_words()}"
+            ) from None
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        return ranks
+
+    def close(self) -> None:
+        """End the zygote; the next job starts another."""
+        with self._lock:
+            if self._owner == os.getpid():
+                self._requests.close()
+                self._process.wait()
+                self._errors.close()
+            self._owner = None
+
+    def last_words(self) -> str:
+        """What the zygote printed, if it failed."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()

@@ -1,0 +1,52 @@
+"""What a finished job hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..wire import Record, Span
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(Sequence):
+    """The results of a job by rank, and what its ranks sent to each other.
+
+    `run[r]` is what the function returned on rank r; iterating yields the results by rank;
+    `len(run)` is the world size.
+    """
+
+    results: list[Any]
+    seconds: float  # wall time of the job, start-up included
+    backend: str  # "gloo" or "nccl"
+    ledger: list[Record] = field(
+        default_factory=list
+    )  # one record per collective per rank, by rank and order of issue
+    spans: list[Span] = field(default_factory=list)  # what the function marked with dz.span
+    output: list[list[str]] = field(default_factory=list)  # the lines that each rank printed
+
+    @property
+    def world_size(self) -> int:
+        return len(self.results)
+
+    def bytes_sent(self) -> dict[int, dict[str, int]]:
+        """Bytes that each rank sent, by operation: {rank: {op: bytes}}."""
+        total: dict[int, dict[str, int]] = {rank: {} for rank in range(self.world_size)}
+        for record in self.ledger:
+            by_op = total[record.rank]
+            by_op[record.op] = by_op.get(record.op, 0) + record.bytes_sent
+        return total
+
+    def __getitem__(self, rank):
+        return self.results[rank]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        return f"Run({self.world_size} ranks over {self.backend}, {len(self.ledger)} records)"

@@ -1,0 +1,138 @@
+"""Sending a function from a notebook cell to a rank, and its result back.
+
+cloudpickle sends functions of `__main__` (cells, scripts) by value, together with the globals and
+helper functions they use. What cannot be sent is named here, by the name the learner gave it,
+before any process is started.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import linecache
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class CannotSend(TypeError):
+    """Something that a job needs, or returns, cannot travel between processes."""
+
+
+def pack_call(fn: Callable, args: tuple, kwargs: dict) -> bytes:
+    """The call as bytes. Raises CannotSend, naming what cannot travel."""
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:
+        path, value, reason = _culprit(fn, args, kwargs) or (f"{_name(fn)}()", fn, error)
+        raise CannotSend(
+            f"launch: {path} is a {_type(value)} and cannot be sent to another process ({reason}). "
+            "Create it inside the function, on the rank, or pass plain data instead."
+        ) from None
+
+
+def pack_result(value: Any) -> bytes:
+    """A rank's result as bytes, CUDA tensors copied to the CPU. Raises CannotSend."""
+    try:
+        return _result_bytes(value)
+    except Exception as error:
+        where, part = _unsendable_part(value)
+        raise CannotSend(
+            f"the function returned {where}, a {_type(part)}, which cannot be sent back to the "
+            f"notebook ({error}). Return data: numbers, strings, tensors, lists, dicts."
+        ) from None
+
+
+def cell_sources() -> dict[str, tuple[str, list[str]]]:
+    """{file name: ("cell 12", its lines)} for every notebook cell run so far; empty outside
+    IPython.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {
+        name: (f"cell {number}", linecache.getlines(name))
+        for name, number in numbers.items()
+        if name in linecache.cache
+    }
+
+
+def _result_bytes(value: Any) -> bytes:
+    import cloudpickle
+    import torch
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor) and obj.device.type == "cuda":
+                return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _culprit(
+    fn: Callable, args: tuple, kwargs: dict, seen: frozenset[int] = frozenset()
+) -> tuple[str, Any, Exception] | None:
+    """The smallest named thing that fn(*args, **kwargs) needs and that cannot be pickled."""
+    import cloudpickle
+
+    for path, value in _parts(fn, args, kwargs):
+        if id(value) in seen:
+            continue
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            helper = inspect.isfunction(value)
+            return (_culprit(value, (), {}, seen | {id(fn)}) if helper else None) or (
+                path,
+                value,
+                error,
+            )
+    return None
+
+
+def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    yield from ((f"args[{i}] of {_name(fn)}()", value) for i, value in enumerate(args))
+    yield from ((f"kwargs[{key!r}] of {_name(fn)}()", value) for key, value in kwargs.items())
+    function = inspect.unwrap(fn)
+    if inspect.ismethod(function):
+        yield f"the object behind {_name(fn)}()", function.__self__
+        function = function.__func__
+    if inspect.isfunction(function):
+        uses = inspect.getclosurevars(function)
+        for name, value in {**uses.globals, **uses.nonlocals}.items():
+            yield f"`{name}`, which {_name(fn)}() uses,", value
+
+
+def _unsendable_part(value: Any, path: str = "a value") -> tuple[str, Any]:
+    """Walk into containers to the element that cannot be pickled."""
+    if isinstance(value, dict):
+        children = [(f"element [{key!r}]", child) for key, child in value.items()]
+    elif isinstance(value, (list, tuple)):
+        children = [(f"element [{i}]", child) for i, child in enumerate(value)]
+    else:
+        children = []
+    for name, child in children:
+        try:
+            _result_bytes(child)
+        except Exception:
+            return _unsendable_part(child, name)
+    return path, value
+
+
+def _name(fn: Callable) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _type(value: Any) -> str:
+    kind = type(value)
+    return (
+        kind.__name__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__name__}"
+    )

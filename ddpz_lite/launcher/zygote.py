@@ -1,0 +1,268 @@
+"""The fork server: a process that has imported torch once, and forks a ready rank in milliseconds.
+
+Python's `multiprocessing` has a fork server too. This one differs in three ways that the course
+needs:
+
+* A job is a socket. The zygote reports each rank's end on it; when the kernel closes it, for
+  whatever reason (the job is done, Ctrl-C, `kill -9` of the kernel), every process of the job is
+  killed and its folder removed.
+* Ranks are children of the zygote, and the zygote ends with the kernel, so on Linux the operating
+  system itself kills them (PR_SET_PDEATHSIG), even when one is stuck in C code with the interpreter
+  lock held.
+* The caller's `__main__` is never imported again: the function travels by value (see ship.py), so a
+  launch costs the same from a notebook, a script and a test, and a script needs no `if __name__ ==
+  "__main__"`.
+
+The zygote stays single-threaded and never computes: forking is safe only while no thread pool of
+torch exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import traceback
+from dataclasses import dataclass, field
+
+# Needed by every rank; imported before the first fork.
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "cloudpickle",
+    "numpy",
+    "ddpz_lite.wire",
+    "ddpz_lite.launcher.rank",
+]
+# Needed by some ranks, and slow; imported one by one while nobody is waiting. torch._dynamo hides
+# behind the first optimizer.
+PRELOAD_IDLE = [
+    "torch._dynamo",
+    "torch.distributed.device_mesh",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed.optim",
+]
+REQUEST = struct.Struct(
+    "!II"
+)  # number of ranks, length of the folder's name that follows; descriptors travel beside it
+SIGNAL_STACKS = (
+    b"S"  # kernel to zygote: ask every living rank for its stack (faulthandler, SIGUSR1)
+)
+SIGNAL_KILL = b"K"  # kernel to zygote: end every rank now; a closed socket means the same
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass
+class Job:
+    """One launch: its socket, its private folder, and the ranks that still live."""
+
+    sock: socket.socket
+    folder: str
+    alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
+
+    def tell(self, **message: object) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # the kernel may be gone already; then there is nobody to tell
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def signal(self, number: int) -> None:
+        for pid in self.alive:
+            if number != signal.SIGKILL:
+                os.kill(pid, number)
+                continue
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # not yet in its own group: it has just been forked
+                os.killpg(pid, number)
+            os.kill(pid, number)
+
+
+class Zygote:
+    def __init__(self, requests: socket.socket):
+        self.requests = requests
+        self.jobs: dict[socket.socket, Job] = {}
+        self.selector = selectors.DefaultSelector()
+        self.libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self.pid = os.getpid()
+        self.kernel = os.getppid()
+
+    def serve(self) -> None:
+        """Fork ranks until the kernel is gone."""
+        if (
+            self.libc
+        ):  # a daemon that a rank leaves behind becomes our child, so that `reap` finds it
+            self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.wake, wake = socket.socketpair()
+        wake.setblocking(False)
+        self.wake.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self.requests, selectors.EVENT_READ)
+        self.selector.register(self.wake, selectors.EVENT_READ)
+        idle = list(PRELOAD_IDLE)
+        try:
+            while os.getppid() == self.kernel:
+                ready = self.selector.select(0 if idle and not self.jobs else 0.5)
+                if not ready and idle and not self.jobs:
+                    with contextlib.suppress(
+                        ImportError
+                    ):  # a build of torch without it: ranks do without it too
+                        importlib.import_module(idle.pop(0))
+                for key, _ in ready:
+                    if key.fileobj is self.requests:
+                        self.start()
+                    elif key.fileobj is self.wake:
+                        self.wake.recv(4096)
+                    else:
+                        self.listen(self.jobs[key.fileobj])
+                self.reap()
+        except EOFError:
+            pass  # the kernel closed its end: the normal way to stop
+        finally:
+            if os.getpid() == self.pid:
+                for job in self.jobs.values():
+                    job.signal(signal.SIGKILL)
+                    self.bury(job)
+
+    def start(self) -> None:
+        """Fork the ranks of a new job. Descriptors: the job's socket, then (control, output) for
+        each rank.
+        """
+        data, fds, _, _ = socket.recv_fds(self.requests, REQUEST.size, 253)
+        if not data:
+            raise EOFError
+        world, length = REQUEST.unpack(data)
+        folder = os.fsdecode(self.requests.recv(length, socket.MSG_WAITALL))
+        if len(fds) != 1 + 2 * world:
+            raise OSError(
+                f"fork server: {world} ranks need {1 + 2 * world} descriptors, got {len(fds)}"
+            )
+        job = Job(socket.socket(fileno=fds[0]), folder)
+        gc.freeze()  # pages that no collection touches stay shared between the ranks
+        for rank in range(world):
+            pid = os.fork()
+            if pid == 0:
+                self.become_rank(fds, control=fds[1 + 2 * rank], output=fds[2 + 2 * rank])
+            job.alive[pid] = rank
+        for fd in fds[1:]:
+            os.close(fd)
+        self.jobs[job.sock] = job
+        self.selector.register(job.sock, selectors.EVENT_READ)
+        job.tell(pids=list(job.alive))
+
+    def become_rank(self, fds: list[int], control: int, output: int) -> None:
+        """In the child: drop what belongs to the zygote, then be a rank. Never returns."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            if self.libc:
+                self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != self.pid:
+                    os._exit(1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.selector.close()
+            self.requests.close()
+            self.wake.close()
+            for job in self.jobs.values():
+                job.sock.close()
+            for fd in fds:
+                if fd not in (control, output):
+                    os.close(fd)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            from ddpz_lite.launcher import rank
+
+            code = rank.main(socket.socket(fileno=control), watch_pid=self.pid)
+        except BaseException:
+            traceback.print_exc()  # seen as this rank's output; the exit status makes it a failure
+        finally:
+            os._exit(code)
+
+    def listen(self, job: Job) -> None:
+        """A word from the kernel about a job."""
+        try:
+            word = job.sock.recv(1)
+        except ConnectionError:
+            word = b""
+        if word == SIGNAL_STACKS:
+            job.signal(signal.SIGUSR1)
+            return
+        job.signal(signal.SIGKILL)
+        if not word:  # the kernel has closed its end: the job is over
+            self.selector.unregister(job.sock)
+            del self.jobs[job.sock]
+            self.bury(job)
+
+    def reap(self) -> None:
+        """Collect ended ranks and tell their kernel; end what a rank left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ended = [job for job in self.jobs.values() if pid in job.alive]
+            for job in ended:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # its data-loader workers and other children
+                job.tell(rank=job.alive.pop(pid), status=os.waitstatus_to_exitcode(status))
+            self.kill_orphans()
+            for job in ended:
+                if not job.alive:
+                    job.tell(over=True)
+
+    def bury(self, job: Job) -> None:
+        """Wait for the killed ranks of a closed job, then remove its folder."""
+        for pid in job.alive:
+            os.waitpid(pid, 0)
+        job.alive.clear()
+        self.kill_orphans()
+        shutil.rmtree(job.folder, ignore_errors=True)  # the kernel has usually removed it already
+        job.sock.close()
+
+    def kill_orphans(self) -> None:
+        """With no rank alive, kill the children we did not fork: daemons of a rank come to us when
+        that rank ends.
+        """
+        if any(job.alive for job in self.jobs.values()):
+            return
+        try:
+            with open(f"/proc/self/task/{self.pid}/children") as file:
+                children = {int(pid) for pid in file.read().split()}
+        except OSError:
+            return  # no /proc (macOS): the kernel's process groups have to do
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the kernel, which then closes the job
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # a rank too young to show its stack must not die of the question
+    for module in PRELOAD:
+        importlib.import_module(module)
+    Zygote(requests).serve()
+
+
+if __name__ == "__main__":
+    main()

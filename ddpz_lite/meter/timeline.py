@@ -1,0 +1,231 @@
+"""Live bytes by kind through a training step, exact after every operation.
+
+A dispatch mode sees each operation that torch runs and holds a weak reference to each storage that
+one makes; when the storage dies, its bytes go. Nothing is kept alive by watching, and nothing is
+estimated. What a storage is for is often known only later (a gradient is born as a result of
+backward like any other), so the log holds storages, and kinds are put on it when it is read: a
+storage that ever became a gradient was one from its birth.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from ddpz_lite.meter.held import KINDS, state_tensors, storages
+
+TIMELINE_KINDS = (*KINDS, "activations", "temporary")
+
+
+@dataclass(eq=False)
+class _Block:
+    """One storage as the log knows it; it outlives the storage, since the log is read later."""
+
+    kind: str
+    size: int
+    watch: weakref.ref | None = None
+
+
+@dataclass
+class _Log:
+    """What happened, in order: at `seconds`, `block` changed by `change` bytes."""
+
+    events: list[tuple[float, _Block, int]] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)
+
+
+class MemoryTimeline(TorchDispatchMode):
+    """Follow the live bytes of a step.
+
+        with MemoryTimeline(model, optimizer) as timeline:
+            loss = next_token_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        timeline.peak, timeline.at_peak, timeline.samples, timeline.marks
+
+    The kinds are those of `memory`, found in the same way, and two more:
+
+    activations   results made while autograd records: kept for backward, or dropped at once.
+                  Checkpointing's second forward counts here too, although it runs inside backward.
+    temporary     results made while it does not: gradients of activations, the optimizer's
+                  scratch, evaluation.
+
+    Counted are the storages of the model and the optimizer and all that is made inside the `with`.
+    A batch made before it is not counted. Memory that an operation takes and gives back inside
+    itself is not seen.
+    [Note: changing a storage's size is no operation to torch, so `UntypedStorage.resize_` is
+    watched while the context is open. Enter and leave several timelines like brackets.]
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        super().__init__()
+        self._model, self._optimizer = model, optimizer
+        self._log = _Log()
+        self._live: dict[int, _Block] = {}  # by address of the storage
+        self._undo: list[Any] = []
+        self._origin = 0.0
+        self._in_backward = False
+        state_tensors(model, optimizer)  # raises at once for a wrong argument
+
+    # ---- reading
+
+    @property
+    def samples(self) -> list[tuple[float, dict[str, int]]]:
+        """(seconds since entry, {kind: live bytes}) after each change, in order."""
+        now = dict.fromkeys(TIMELINE_KINDS, 0)
+        out: list[tuple[float, dict[str, int]]] = []
+        for seconds, block, change in self._log.events:
+            now[block.kind] += change
+            out.append((seconds, dict(now)))
+        return out
+
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        """(seconds, name) where "forward", "backward", "step" begin, "end", and of each mark()."""
+        return list(self._log.marks)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were live at once."""
+        return sum(self.at_peak.values())
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """{kind: bytes} at the moment of the peak, the first one where there are several."""
+        samples = [kinds for _, kinds in self.samples]
+        return max(
+            samples, key=lambda kinds: sum(kinds.values()), default=dict.fromkeys(TIMELINE_KINDS, 0)
+        )
+
+    def mark(self, name: str) -> None:
+        """Put a name on this moment."""
+        self._log.marks.append((self._now(), name))
+
+    # ---- watching
+
+    def __enter__(self) -> MemoryTimeline:
+        if self._undo:
+            raise RuntimeError("MemoryTimeline: this timeline is open already; make a second one.")
+        self._log, self._live, self._in_backward = _Log(), {}, False
+        self._origin = time.perf_counter()
+        self._classify()
+        self._hook()
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for undo in reversed(self._undo):
+            undo()
+        self._undo = []
+        self._classify()
+        self.mark("end")
+        for block in self._live.values():
+            block.watch = None  # what dies from now on is not this step's doing
+        self._live = {}
+
+    def _hook(self) -> None:
+        handles = [self._model.register_forward_pre_hook(lambda *_: self._begin("forward"))]
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                handles.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
+        if self._optimizer is not None:
+            handles.append(self._optimizer.register_step_pre_hook(lambda *_: self._begin("step")))
+            handles.append(self._optimizer.register_step_post_hook(lambda *_: self._classify()))
+        self._undo = [handle.remove for handle in handles]
+        original = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_
+        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(t) for t in types):
+            # A DTensor turns the operation into some on its local tensor, and those come back here.
+            return NotImplemented
+        kwargs = kwargs or {}
+        running = torch._C._current_graph_task_id() != -1
+        if running and not self._in_backward:
+            self.mark("backward")
+        elif self._in_backward and not running:
+            self._classify()
+        self._in_backward = running
+        result = func(*args, **kwargs)
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        if made:
+            inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            given = {storage._cdata for storage in storages(inputs)}
+            kind = "activations" if torch.is_grad_enabled() else "temporary"
+            for storage in storages(made):
+                if storage._cdata in self._live:
+                    self._resized(storage)  # an operation with out= may have grown it
+                elif storage._cdata not in given:  # else: a view of something that is not ours
+                    self._watch(storage, kind)
+        return result
+
+    def _watch(self, storage: torch.UntypedStorage, kind: str) -> None:
+        if storage.device.type == "meta":
+            return  # shapes without memory: DTensor's planning
+        address = storage._cdata
+        block = _Block(kind, storage.nbytes())
+
+        def gone(_: weakref.ref, block: _Block = block) -> None:
+            if block.watch is not None and self._live.pop(address, None) is block:
+                self._record(block, -block.size)
+
+        block.watch = weakref.ref(storage, gone)
+        self._live[address] = block
+        self._record(block, block.size)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        block = self._live.get(storage._cdata)
+        if block is not None and block.size != storage.nbytes():
+            change, block.size = storage.nbytes() - block.size, storage.nbytes()
+            self._record(block, change)
+
+    def _record(self, block: _Block, change: int) -> None:
+        self._log.events.append((self._now(), block, change))
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._origin
+
+    def _begin(self, name: str) -> None:
+        # Checkpointing may run the whole model again inside backward: that is no new forward.
+        if torch._C._current_graph_task_id() == -1:
+            self._classify()
+            self.mark(name)
+
+    def _take_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:  # a strategy's own hook may have freed it
+            self._name("gradients", [parameter.grad])
+
+    def _classify(self) -> None:
+        """Give each storage of the model and the optimizer its kind; the first to claim it wins."""
+        tensors = state_tensors(self._model, self._optimizer)
+        for kind in reversed(KINDS):
+            self._name(kind, tensors[kind])
+
+    def _name(self, kind: str, tensors: list[Tensor]) -> None:
+        for storage in storages(tensors):
+            block = self._live.get(storage._cdata)
+            if block is None:
+                self._watch(storage, kind)
+            else:
+                block.kind = kind

@@ -1,0 +1,40 @@
+"""Pictures and questions for notebooks: every figure has words, every widget a still form."""
+
+from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.held import memory
+from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
+from ddpz_lite.show.page import figure_html, hint, show_figure
+from ddpz_lite.show.predictions import Prediction, predict
+from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wrong
+from ddpz_lite.show.ranks import timeline
+from ddpz_lite.show.sent import traffic
+from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
+
+__all__ = [
+    "SERIES",
+    "Answer",
+    "Explorer",
+    "Knob",
+    "Prediction",
+    "Question",
+    "Quiz",
+    "ask",
+    "explore",
+    "figure",
+    "figure_html",
+    "hint",
+    "house_style",
+    "in_bytes",
+    "in_seconds",
+    "look",
+    "memory",
+    "options",
+    "predict",
+    "quiz",
+    "right",
+    "show_figure",
+    "slider",
+    "timeline",
+    "traffic",
+    "wrong",
+]

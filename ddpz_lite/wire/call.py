@@ -1,0 +1,127 @@
+"""What is being asked for: the part of a collective that is the same whenever it is called again.
+
+A training loop makes the same few calls thousands of times. Everything that can be known from the
+operation, the shapes and the options (the cost, the signature that the ranks compare, the words for
+a report) is therefore worked out once per process group and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from . import cost
+from .layout import TEXT, digest
+
+
+class Call(NamedTuple):
+    """One kind of call on one process group."""
+
+    op: str
+    dtype: str  # "float32"
+    elements: int  # of the full tensor, see `ledger.Record`
+    cost: cost.Cost  # of this rank
+    signature: bytes  # equal on all ranks of the group, or the call is a mistake
+    description: bytes  # "all_reduce(float32[2, 3], sum)"
+    root: int | None  # global rank
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def total(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def describe(op: str, tensors: Sequence[torch.Tensor], extras: Sequence[str] = ()) -> bytes:
+    """ "all_reduce(float32[2, 3], sum)", cut to what fits on the board."""
+    first = tensors[0]
+    shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in tensors[:2])
+    if len(tensors) > 2:
+        shapes = f"{len(tensors)} tensors of {dtype_name(first.dtype)}, {total(tensors)} elements"
+    return f"{op}({', '.join((shapes, *extras))})".encode()[:TEXT]
+
+
+def build(
+    op: str,
+    tensors: Sequence[torch.Tensor],
+    *,
+    ranks: tuple[int, ...],
+    rank: int,
+    backend: str,
+    elements: int,
+    root: int | None = None,
+    reduce_op: str | None = None,
+    equal: bool = True,
+) -> Call:
+    """A call on the group of global `ranks`, made by group rank `rank`.
+
+    tensors: what this rank passes, for the words. elements: of the full tensor. root: in the group.
+    equal: whether the operation wants the same number of elements from every rank."""
+    first = tensors[0]
+    itemsize = first.element_size()
+    extras = [reduce_op] if reduce_op else []
+    if root is not None:
+        extras.append(f"root {ranks[root]}")
+    return Call(
+        op=op,
+        dtype=dtype_name(first.dtype),
+        elements=elements,
+        cost=cost.collective(
+            op, backend, rank, len(ranks), elements * itemsize, itemsize, root or 0
+        ),
+        signature=digest(op, dtype_name(first.dtype), elements if equal else None, root, reduce_op),
+        description=describe(op, tensors, extras),
+        root=None if root is None else ranks[root],
+    )
+
+
+BARRIER_DTYPE = "uint8"
+
+
+def barrier(ranks: tuple[int, ...], rank: int, backend: str, name: str = "barrier") -> Call:
+    price = cost.collective("barrier", backend, rank, len(ranks), 0, 1)
+    return Call("barrier", BARRIER_DTYPE, 0, price, digest(name), f"{name}()".encode(), None)
+
+
+def message(op: str, tensor: torch.Tensor, peer: int) -> Call:
+    """A send or a recv: the sender pays."""
+    nbytes = tensor.numel() * tensor.element_size()
+    price = cost.Cost(nbytes if op == "send" else 0, 1, float(nbytes))
+    return Call(
+        op, dtype_name(tensor.dtype), tensor.numel(), price, b"", describe(op, [tensor]), peer
+    )
+
+
+def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call:
+    """An all_reduce of a sparse tensor: gloo gathers everyone's indices and values, and adds them
+    up locally.
+
+    Ranks may hold different numbers of elements, so what is passed on for others is not known here:
+    the cost takes them to be as many as this rank's. `elements` counts the values."""
+    held = tensor.coalesce()
+    values, others = held.values(), len(ranks) - 1
+    nbytes = values.numel() * values.element_size() + held.indices().numel() * 8
+    price = cost.Cost(others * nbytes, others, float(others * nbytes))
+    signature = digest("sparse", dtype_name(tensor.dtype), tuple(tensor.shape), reduce_op)
+    return Call(
+        "all_reduce",
+        dtype_name(values.dtype),
+        values.numel(),
+        price,
+        signature,
+        describe("all_reduce", [values]),
+        None,
+    )
+
+
+def uneven(
+    call: Call, sends: Sequence[int], receives: Sequence[int], rank: int, itemsize: int
+) -> Call:
+    """The same all_to_all with its real cost: each part goes straight to its rank, the own one
+    stays."""
+    out = (sum(sends) - sends[rank]) * itemsize
+    into = (sum(receives) - receives[rank]) * itemsize
+    return call._replace(cost=cost.Cost(out, 1 if len(sends) > 1 else 0, float(max(out, into))))

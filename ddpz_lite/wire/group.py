@@ -1,0 +1,296 @@
+"""torch's names for what a process group can do, each turned into one call on the wire.
+
+torch calls these methods from Python (`dist.all_reduce`) and, through pybind, from C++ (DDP's
+reducer, functional collectives). The lists of lists and the option objects are torch's; what they
+mean is said in one line where it is not plain.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+from torch.distributed import ProcessGroup, ReduceOp
+
+from . import call as calls
+from . import callsite
+from .issuing import Issuing
+from .layout import COLLECTIVE, SPLITS
+
+_NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")  # torch 2.13 renamed five operations
+_ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"
+_ALL_GATHERS = "all_gather_single_coalesced" if _NEW_NAMES else "allgather_into_tensor_coalesced"
+_REDUCE_SCATTER = "reduce_scatter_single" if _NEW_NAMES else "_reduce_scatter_base"
+_REDUCE_SCATTERS = (
+    "reduce_scatter_single_coalesced" if _NEW_NAMES else "reduce_scatter_tensor_coalesced"
+)
+_ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
+
+Tensors = list[torch.Tensor]
+
+
+class WireGroup(Issuing):
+    """A process group on the wire."""
+
+    # -- one tensor, the same on every rank --------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        opts = _options(c10d.AllreduceOptions, opts, timeout)
+        return self._reducing("all_reduce", "allreduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        return self._reducing("all_reduce", "allreduce_coalesced", tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors, opts = [tensors], _root(c10d.ReduceOptions, opts, *rest)
+        return self._reducing("reduce", "reduce", tensors, opts, opts.rootRank)
+
+    def _reducing(
+        self, op: str, method: str, tensors: Tensors, opts: Any, root: int | None = None
+    ) -> Any:
+        t, reduce_op = tensors[0], opts.reduceOp.op
+        device = t.device.type
+        key = (op, t.dtype, _shape(tensors), reduce_op, root, device)
+        call = self._calls.get(key)
+        if t.is_sparse:
+            call = calls.sparse(t, self.ranks, reduce_op.name.lower())
+        elif call is None:
+            named = reduce_op.name.lower()
+            total = calls.total(tensors)
+            call = self._call(key, op, tensors, total, reduce_op=named, root=root)
+        return self._collective(call, not opts.asyncOp, method, (tensors, opts), device)
+
+    def broadcast(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
+        if isinstance(tensors, torch.Tensor):
+            tensors, opts = [tensors], _root(c10d.BroadcastOptions, opts, *rest)
+        t, root = tensors[0], opts.rootRank
+        device = t.device.type
+        key = ("broadcast", t.dtype, t.shape, root, device)
+        call = self._calls.get(key) or self._call(key, "broadcast", tensors, t.numel(), root=root)
+        return self._collective(call, not opts.asyncOp, "broadcast", (tensors, opts), device)
+
+    # -- parts into a whole ------------------------------------------------------------------------
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """outputs: for each input, a list with a place for every rank's."""
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _options(c10d.AllgatherOptions, opts, timeout)
+        return self._gathering("allgather", outputs, inputs, opts, _flat(outputs))
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        """outputs: for each rank, a list with a place for every input."""
+        opts = opts or c10d.AllgatherOptions()
+        return self._gathering("allgather_coalesced", outputs, inputs, opts, _flat(outputs))
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        opts = opts or c10d.AllgatherOptions()
+        return self._gathering(_ALL_GATHER, output, input, opts, [output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        opts = opts or c10d.AllgatherOptions()
+        return self._gathering(_ALL_GATHERS, outputs, inputs, opts, outputs)
+
+    def _gathering(self, method: str, outputs: Any, inputs: Any, opts: Any, whole: Tensors) -> Any:
+        parts = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        t = parts[0]
+        device = t.device.type
+        elements = calls.total(whole)
+        equal = elements == len(self.ranks) * calls.total(parts)  # NCCL takes unequal parts too
+        key = ("all_gather", t.dtype, _shape(parts), elements, device)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._call(key, "all_gather", parts, elements, equal=equal)
+        return self._collective(call, not opts.asyncOp, method, (outputs, inputs, opts), device)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *rest: Any) -> Any:
+        """outputs: at the root, one list with a place for every rank's part; empty elsewhere."""
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs] if outputs else [], [inputs]
+            opts = _root(c10d.GatherOptions, opts, *rest)
+        return self._rooted("gather", inputs[0], opts, (outputs, inputs, opts))
+
+    # -- a whole into parts ------------------------------------------------------------------------
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Any:
+        """inputs: for each output, a list with every rank's part."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _options(c10d.ReduceScatterOptions, opts, timeout)
+        return self._scattering("reduce_scatter", outputs, inputs, opts, _flat(inputs))
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
+        return self._scattering(_REDUCE_SCATTER, output, input, opts, [input])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
+        return self._scattering(_REDUCE_SCATTERS, outputs, inputs, opts, inputs)
+
+    def _scattering(self, method: str, outputs: Any, inputs: Any, opts: Any, whole: Tensors) -> Any:
+        t, reduce_op = whole[0], opts.reduceOp.op
+        device = t.device.type
+        key = ("reduce_scatter", t.dtype, _shape(whole), reduce_op, device)
+        call = self._calls.get(key)
+        if call is None:
+            total, named = calls.total(whole), reduce_op.name.lower()
+            call = self._call(key, "reduce_scatter", whole, total, reduce_op=named)
+        return self._collective(call, not opts.asyncOp, method, (outputs, inputs, opts), device)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *rest: Any) -> Any:
+        """inputs: at the root, one list with every rank's part; empty elsewhere."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs] if inputs else []
+            opts = _root(c10d.ScatterOptions, opts, *rest)
+        return self._rooted("scatter", outputs[0], opts, (outputs, inputs, opts))
+
+    def _rooted(self, op: str, part: torch.Tensor, opts: Any, args: tuple) -> Any:
+        device, root = part.device.type, opts.rootRank
+        key = (op, part.dtype, part.shape, root, device)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._call(key, op, [part], len(self.ranks) * part.numel(), root=root)
+        return self._collective(call, not opts.asyncOp, op, args, device)
+
+    # -- all to all --------------------------------------------------------------------------------
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
+        """splits: rows for each rank; an empty list means equal parts."""
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        sends = _split(input, input_splits, len(self.ranks))
+        receives = _split(output, output_splits, len(self.ranks))
+        args = (output, input, output_splits, input_splits, opts)
+        return self._exchange(_ALL_TO_ALL, [input], sends, receives, opts, args)
+
+    def alltoall(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None
+    ) -> Any:
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        sends, receives = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        return self._exchange("alltoall", inputs, sends, receives, opts, (outputs, inputs, opts))
+
+    def _exchange(
+        self,
+        method: str,
+        inputs: Tensors,
+        sends: list[int],
+        receives: list[int],
+        opts: Any,
+        args: tuple,
+    ) -> Any:
+        t = inputs[0]
+        device = t.device.type
+        parts = (*sends, *receives)  # elements
+        key = ("all_to_all", t.dtype, _shape(inputs), parts, device)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._call(key, "all_to_all", inputs, sum(sends), equal=False)
+            call = calls.uneven(call, sends, receives, self._me, t.element_size())
+            self._calls[key] = call
+        shown = parts if len(self.ranks) <= SPLITS else ()
+        return self._collective(call, not opts.asyncOp, method, args, device, shown)
+
+    # -- barriers and messages ---------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        opts = _options(c10d.BarrierOptions, opts, timeout)
+        device = "cpu" if "cpu" in self.devices else "cuda"
+        call = self._calls.get("barrier")
+        if call is None:
+            call = calls.barrier(self.ranks, self._me, self.devices[device])
+            self._calls["barrier"] = call
+        return self._collective(call, not opts.asyncOp, "barrier", (opts,), device)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
+        where, board = callsite.caller(), self._session.board
+        with self._order:
+            call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
+            entry, _ = self._announce(call, where, ())
+            number = entry.group_seq
+            at = {"index": self._index, "number": number, "bounded": True}
+            board.enter(COLLECTIVE, b"monitored_barrier", where, **at)
+            try:
+                self.inner.monitored_barrier(timeout, wait_all_ranks)
+            finally:
+                board.leave()
+        entry.finished = time.monotonic()
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
+        return self._message("send", tensors, self.ranks[dst], tag, (tensors, dst, tag))
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
+        return self._message("recv", tensors, self.ranks[src], tag, (tensors, src, tag))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self._message("recv_anysource", tensors, -1, tag, (tensors, tag))
+
+    # torch before 2.13 knows only these names; torch 2.13 still accepts them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _shape(tensors: Tensors) -> Any:
+    return tensors[0].shape if len(tensors) == 1 else tuple(t.shape for t in tensors)
+
+
+def _flat(rows: list[Tensors]) -> Tensors:
+    return [t for row in rows for t in row]
+
+
+def _options(kind: type, opts: Any, timeout: Any) -> Any:
+    """The options of a call. torch also has short forms, `group.allreduce(tensor, op, timeout)`."""
+    if isinstance(opts, kind):
+        return opts
+    made = kind()
+    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+        made.reduceOp = opts
+        opts = timeout
+    if opts is not None:
+        made.timeout = opts
+    return made
+
+
+def _root(kind: type, root: int, *rest: Any) -> Any:
+    """The options of the short forms `group.broadcast(tensor, root)`, `group.reduce(t, root,
+    op)`."""
+    made = kind()
+    made.rootRank = root
+    for extra in rest:
+        if isinstance(extra, ReduceOp | ReduceOp.RedOpType):
+            made.reduceOp = extra
+        elif extra is not None:
+            made.timeout = extra
+    return made
+
+
+def _split(tensor: torch.Tensor, splits: list[int], size: int) -> list[int]:
+    """Elements for each rank."""
+    if not splits:
+        return [tensor.numel() // size] * size
+    row = tensor.numel() // tensor.shape[0] if tensor.dim() and tensor.shape[0] else 1
+    return [row * rows for rows in splits]

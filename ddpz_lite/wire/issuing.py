@@ -1,0 +1,256 @@
+"""The one way that every operation goes, from torch to the backend.
+
+Work out what it is (`Call`, once per kind), publish it on the board, compare with what the other
+ranks of the group published for the same call number, hand it to the inner group, and wrap what
+comes back.
+
+[Note: two objects]
+`inner` is a plain ProcessGroup with the real backends registered. Calls go through it, and so
+through torch's dispatcher, as they would without the wire: profilers, CommDebugMode and FakeTensor
+see what they expect. The same backends are also registered on the outer object: torch's C++ asks it
+for its devices, its backend's name and its group name, and the calls that pybind offers no way to
+override (`reduce` from C++, for one) reach the backend unrecorded instead of failing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, Work
+
+from . import call as calls
+from . import callsite
+from .call import Call
+from .layout import COLLECTIVE, RECV, SEND, digest
+from .ledger import Entry
+from .mismatch import compare_calls, compare_parts
+from .session import Session
+from .shaping import Transfer
+from .work import Wired
+
+_BLOCKING = frozenset({"send", "recv"})
+_C10D = "torch.distributed.distributed_c10d"
+
+
+class Issuing(ProcessGroup):
+    """A process group on the wire, without torch's method names.
+
+    ranks: its members as global ranks, in group order; rank: this one's place among them; devices:
+    the backend for each kind of tensor, {"cpu": "gloo"}; index: the group's place on the board.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: tuple[int, ...],
+        inner: ProcessGroup,
+        devices: dict[str, str],
+        index: int,
+        session: Session,
+    ) -> None:
+        super().__init__(rank, len(ranks))  # the constructor with a store cannot be subclassed
+        self._store, self.inner, self.ranks, self.devices = store, inner, ranks, devices
+        self._session, self._index, self._me = session, index, rank
+        self.key = session.board.key(session.board.rank, index)
+        self._number = 0  # collectives issued so far
+        self._order = threading.Lock()  # a call's number and its place in the backend's queue agree
+        self._calls: dict[Any, Call] = {}
+        self._tables: list[tuple[int, int]] = []  # (peer, the group's index in its table)
+        self._unseen = [peer for peer in ranks if peer != session.board.rank]
+        self._channels: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    # -- collectives -------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        call: Call,
+        blocking: bool,
+        method: str,
+        args: tuple,
+        device: str,
+        parts: tuple[int, ...] = (),
+    ) -> Work | None:
+        where = callsite.caller()
+        with self._order:
+            entry, arrival = self._announce(call, where, parts)
+            transfer = self._collective_transfer(entry, arrival)
+            position = {
+                "kind": COLLECTIVE,
+                "op": call.op.encode(),
+                "where": where,
+                "index": self._index,
+                "number": entry.group_seq,
+                "peer": -1 if call.root is None else call.root,
+            }
+            return self._run(method, args, entry, position, transfer, blocking, device)
+
+    def _announce(self, call: Call, where: str, parts: tuple[int, ...]) -> tuple[Entry, float]:
+        """Number the call, publish it and compare it; raises CollectiveMismatch."""
+        session, number = self._session, self._number
+        self._number = number + 1
+        arrival = time.monotonic() if session.link is None else session.link.arrive("both")
+        board = session.board
+        board.publish(self._index, number, arrival, call.signature, call.description, where, parts)
+        if self._unseen:
+            self._look_for_tables()
+        for peer, index in self._tables:
+            if board.disagrees(peer, index, number, call.signature):
+                compare_calls(board, self, peer, number, call, where)
+            elif parts:
+                compare_parts(board, self, peer, number, where, parts)
+        entry = Entry(call, self.ranks, number, call.root, where)
+        session.ledger.entries.append(entry)
+        return entry, arrival
+
+    def _look_for_tables(self) -> None:
+        for peer in list(self._unseen):
+            index = self._session.board.find_group(peer, self.key)
+            if index is not None:
+                self._tables.append((peer, index))
+                self._unseen.remove(peer)
+
+    def _collective_transfer(self, entry: Entry, arrival: float) -> Transfer | None:
+        session, number = self._session, entry.group_seq
+        if session.link is None:
+            return None
+        board, price = session.board, entry.call.cost
+        latency, bandwidth = session.network.link(self.ranks, board.world_size)
+        others = [peer for peer in self.ranks if peer != board.rank]
+
+        def ready(done: bool) -> float | None:
+            arrivals = [board.arrival(peer, self.key, number) for peer in others]
+            if None in arrivals and not done:
+                return None
+            return max([arrival, *(at for at in arrivals if at is not None)])
+
+        # A collective holds the link from its first step to its last, as it does a NCCL stream.
+        return Transfer(ready, 0.0, price.steps * latency + price.path / bandwidth, "both")
+
+    def _run(
+        self,
+        method: str,
+        args: tuple,
+        entry: Entry,
+        position: dict[str, Any],
+        transfer: Transfer | None,
+        blocking: bool,
+        device: str,
+    ) -> Work | None:
+        """Issue on the inner group and wrap the work."""
+        session = self._session
+        on_gpu = self.devices.get(device) == "nccl"
+        if on_gpu:
+            session.gpu.begin(entry)
+        if transfer is not None:
+            session.link.add(transfer)
+        try:
+            work = getattr(self.inner, method)(*args)
+        except BaseException:
+            if transfer is not None:
+                session.link.drop(transfer)
+            raise
+        if on_gpu:
+            session.gpu.end(entry, work)
+            if transfer is None:
+                return work
+        wired = Wired(work, entry, session, position, transfer)
+        if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
+            wired.wait()
+        elif not blocking:
+            wired.watch(entry.group_seq is not None and not on_gpu)
+        return wired
+
+    def _call(
+        self, key: tuple, op: str, tensors: Sequence[torch.Tensor], elements: int, **options: Any
+    ) -> Call:
+        """A call of this group that was not seen before; kept under `key`."""
+        backend = self.devices.get(tensors[0].device.type, "gloo")
+        made = calls.build(
+            op,
+            tensors,
+            ranks=self.ranks,
+            rank=self._me,
+            backend=backend,
+            elements=elements,
+            **options,
+        )
+        self._calls[key] = made
+        return made
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _message(
+        self, method: str, tensors: list[torch.Tensor], peer: int, tag: int, args: tuple
+    ) -> Work | None:
+        """A send or a recv; peer: global rank, -1 for a recv from anyone."""
+        session, tensor = self._session, tensors[0]
+        op = "send" if method == "send" else "recv"
+        where = callsite.caller()
+        entry = Entry(calls.message(op, tensor, peer), self.ranks, None, peer, where)
+        session.ledger.entries.append(entry)
+        number, transfer = self._announce_message(entry, op, peer, tag)
+        position = {
+            "kind": SEND if op == "send" else RECV,
+            "op": op.encode(),
+            "where": where,
+            "index": self._index,
+            "number": number,
+            "peer": peer,
+            "tag": tag,
+        }
+        blocking = _is_blocking(sys._getframe(2))
+        return self._run(method, args, entry, position, transfer, blocking, tensor.device.type)
+
+    def _announce_message(
+        self, entry: Entry, op: str, peer: int, tag: int
+    ) -> tuple[int, Transfer | None]:
+        """Count the message on the board: (its number, its transfer on a shaped network)."""
+        session, board = self._session, self._session.board
+        mine, theirs = self._channel(op, peer, tag)
+        if session.link is None:
+            return board.count_message(mine, entry.started), None
+        ends = (board.rank,) if peer < 0 else (board.rank, peer)
+        latency, bandwidth = session.network.link(ends, board.world_size)
+        seconds = entry.call.cost.path / bandwidth
+        link = session.link
+        arrival = link.depart(seconds) if op == "send" else link.arrive("in")
+        number = board.count_message(mine, arrival)
+
+        def ready(done: bool) -> float | None:
+            known = peer >= 0 and number >= 0
+            other = board.message_arrival(peer, theirs, number) if known else None
+            if other is None:
+                return arrival if done else None
+            return max(arrival, other)
+
+        return number, Transfer(ready, latency, seconds, "booked" if op == "send" else "in")
+
+    def _channel(self, op: str, peer: int, tag: int) -> tuple[bytes, bytes]:
+        """The board's names for this rank's side of a channel and for the other's."""
+        known = self._channels.get((op, peer, tag))
+        if known is None:
+            here = self._session.board.rank
+            ends = (here, peer) if op == "send" else (peer, here)
+            other = "recv" if op == "send" else "send"
+            known = digest(self.key, op, *ends, tag), digest(self.key, other, *ends, tag)
+            self._channels[op, peer, tag] = known
+        return known
+
+
+def _is_blocking(frame: FrameType | None) -> bool:
+    """Whether torch's blocking form called this send or recv: the group's method is the same."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        if frame.f_code.co_name in _BLOCKING and frame.f_globals["__name__"] == _C10D:
+            return True
+        frame = frame.f_back
+    return False

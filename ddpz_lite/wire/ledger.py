@@ -1,0 +1,121 @@
+"""What a rank did: its collectives and messages, and the stretches of time that the learner named.
+
+While a job runs the wire only appends small lists; records are built once, at `detach`, from the
+clock that all processes of a machine share (time.monotonic), less the job's origin."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One collective, send or receive, as one rank saw it.
+
+    elements counts the full tensor: the output of an all_gather, the input of a reduce_scatter, all
+    parts of a scatter. bytes_sent is what the backend's algorithm makes this rank send (see
+    `wire.cost`), not the size of the tensor."""
+
+    rank: int  # global
+    seq: int  # place in this rank's ledger, from 0
+    op: str  # "all_reduce" "all_gather" "reduce_scatter" "broadcast" ... "send" "recv"
+    dtype: str  # "float32"
+    elements: int
+    bytes_sent: int
+    started: float  # seconds since the job's origin: when the rank issued it
+    finished: (
+        float | None
+    )  # when it was complete on this rank; None if it never was (a job that failed)
+    where: str  # the learner's line: "cell 12:3" or "train.py:40"
+    group: tuple[int, ...]  # global ranks
+    peer: (
+        int | None
+    )  # global rank at the other end of a send or recv; the root of a rooted collective
+    group_seq: (
+        int | None
+    )  # place among the collectives of this group, from 0; None for a send or recv
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named stretch of a rank's time, in seconds since the job's origin."""
+
+    rank: int
+    name: str
+    started: float
+    finished: float
+
+
+class Entry:
+    """A record in the making; the hot path fills it."""
+
+    __slots__ = ("call", "events", "finished", "group", "group_seq", "peer", "started", "where")
+
+    def __init__(
+        self, call: Any, group: tuple[int, ...], group_seq: int | None, peer: int | None, where: str
+    ) -> None:
+        self.call, self.group, self.group_seq, self.peer, self.where = (
+            call,
+            group,
+            group_seq,
+            peer,
+            where,
+        )
+        self.started = time.monotonic()
+        self.finished: float | None = None
+        self.events: tuple[Any, Any] | None = (
+            None  # CUDA events at both ends, where a GPU runs the operation
+        )
+
+
+class Ledger:
+    """All entries and spans of one rank."""
+
+    def __init__(self, rank: int, origin: float) -> None:
+        self.rank, self.origin = rank, origin
+        self.entries: list[Entry] = []
+        self.spans: list[Span] = []
+
+    def records(self) -> list[Record]:
+        return [self._record(seq, entry) for seq, entry in enumerate(self.entries)]
+
+    def _record(self, seq: int, entry: Entry) -> Record:
+        call = entry.call
+        return Record(
+            rank=self.rank,
+            seq=seq,
+            op=call.op,
+            dtype=call.dtype,
+            elements=call.elements,
+            bytes_sent=call.cost.sent,
+            started=entry.started - self.origin,
+            finished=None if entry.finished is None else entry.finished - self.origin,
+            where=entry.where,
+            group=entry.group,
+            peer=None if entry.peer == -1 else entry.peer,
+            group_seq=entry.group_seq,
+        )
+
+
+current: Ledger | None = None  # of this process, between attach and detach
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Name what this rank does inside the block: `with dz.span("forward"): ...` shows in the
+    timeline.
+
+    Outside a recorded job it does nothing."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        if current is not None:
+            origin = current.origin
+            current.spans.append(
+                Span(current.rank, name, started - origin, time.monotonic() - origin)
+            )

@@ -1,0 +1,73 @@
+"""A slower network, on purpose.
+
+On one machine all ranks share memory, so communication looks free and nothing that hides or saves
+it seems worth doing. A `Network` gives the job the two numbers of the alpha-beta model (Hockney
+1994; Thakur, Rabenseifner and Gropp 2005, section 3): a message of n bytes takes `latency + n /
+bandwidth` seconds. With `nodes` > 1 the ranks are dealt to nodes in blocks, and what crosses a node
+boundary takes the `inter_` figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Network:
+    """latency in seconds per message; bandwidth in bytes per second and link; each rank has one
+    link, both ways at once.
+
+    The `inter_` figures default to the others. Raises ValueError for figures that no network has.
+    """
+
+    latency: float
+    bandwidth: float
+    nodes: int = 1
+    inter_latency: float | None = None
+    inter_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "inter_latency"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 <= value < math.inf):
+                raise ValueError(
+                    f"Network: {name} must be a time in seconds, zero or more, got {value!r}"
+                )
+        for name in ("bandwidth", "inter_bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ValueError(
+                    f"Network: {name} must be bytes per second, more than zero, got {value!r}"
+                )
+        if self.bandwidth is None or self.latency is None:
+            raise ValueError(
+                "Network: latency (seconds) and bandwidth (bytes per second) are needed, got None"
+            )
+        if not isinstance(self.nodes, int) or isinstance(self.nodes, bool) or self.nodes < 1:
+            raise ValueError(
+                f"Network: nodes must be a whole number, one or more, got {self.nodes!r}"
+            )
+        if self.nodes == 1 and (self.inter_latency is not None or self.inter_bandwidth is not None):
+            raise ValueError(
+                "Network: inter_latency and inter_bandwidth need nodes=2 or more; "
+                "with one node nothing crosses"
+            )
+
+    def node_of(self, rank: int, world_size: int) -> int:
+        """The node of a global rank: ranks are dealt in blocks, in order; sizes differ by at most
+        one."""
+        return rank * self.nodes // world_size
+
+    def link(self, ranks: Iterable[int], world_size: int) -> tuple[float, float]:
+        """(latency, bandwidth) between these global ranks: the inter-node figures if they are not
+        all on one node."""
+        if len({self.node_of(rank, world_size) for rank in ranks}) <= 1:
+            return self.latency, self.bandwidth
+        latency = self.latency if self.inter_latency is None else self.inter_latency
+        bandwidth = self.bandwidth if self.inter_bandwidth is None else self.inter_bandwidth
+        return latency, bandwidth
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,120 @@
+"""Who can never go on?
+
+A wait is hopeless when what it needs can only come from ranks that have ended, or that themselves
+wait in vain: a peer returned without calling, two ranks receive from each other, two groups are
+entered in opposite orders. `explain` looks for the largest set of ranks that could still move and
+names the rest; what it names is certain.
+
+[Note: no false alarms]
+A rank counts as stuck only if its main thread waits inside an operation, no other Python thread of
+it could call one, and it does not wait with a time limit. A peer that has issued its part, even
+without waiting for it, or that runs Python code, counts as able to move. Heads are read twice
+around everything else: a rank whose version did not change in between waited all that time, and a
+rank that waits issues nothing, so all that was read held at one moment."""
+
+from __future__ import annotations
+
+from .layout import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
+from .reading import Reading
+
+_ENDED = (PHASES.index("returned"), PHASES.index("raised"))
+
+
+def explain(board: Reading, gone: set[int]) -> str | None:
+    """One sentence about the ranks that are stuck for good, or None."""
+    heads = [board.head(rank) for rank in range(board.world_size)]
+    ended = {rank for rank, head in enumerate(heads) if rank in gone or head.phase in _ENDED}
+    waiting = {
+        rank: head for rank, head in enumerate(heads) if rank not in ended and head.kind != NOTHING
+    }
+    if not waiting:
+        return None
+    needs = {rank: _needs(board, rank, head) for rank, head in waiting.items()}
+    stuck = {rank: need for rank, need in needs.items() if need is not None}
+    while True:
+        moving = [
+            rank for rank, need in stuck.items() if not any(n in ended or n in stuck for n in need)
+        ]
+        if not moving:
+            break
+        for rank in moving:
+            del stuck[rank]
+    if not stuck or any(
+        board.head(rank).version != heads[rank].version for rank in (*stuck, *(ended - gone))
+    ):
+        return None
+    return _sentence(board, stuck, ended)
+
+
+def _needs(board: Reading, rank: int, head: Head) -> set[int] | None:
+    """The ranks whose call this wait needs and that have not made it; None if it may end by
+    itself."""
+    if head.unsure:
+        return None
+    key = board.key(rank, head.index)
+    members = board.members(rank, head.index)
+    if head.kind == COLLECTIVE:
+        needed = _partners(board, rank, head, members) if head.op == "all_to_all" else members
+        if needed is None or (head.op == "reduce" and head.peer != rank):
+            return None  # a rank with nothing to pass on may be let go early
+        if head.op in ("broadcast", "scatter", "gather") and head.peer != rank:
+            needed = (head.peer,)  # the root alone can release it
+        elif head.op in ("broadcast", "scatter"):
+            return None  # a root may be let go before all others have come
+        return {peer for peer in needed if board.issued(peer, key) <= head.number} - {rank}
+    if head.kind in (SEND, RECV) and head.peer >= 0 and head.number >= 0:
+        return _missing_end(board, rank, head, key)
+    return None
+
+
+def _missing_end(board: Reading, rank: int, head: Head, key: bytes) -> set[int] | None:
+    """The peer of a message, if it has not called the other end."""
+    if head.kind == SEND:
+        done = board.messages(head.peer, digest(key, "recv", rank, head.peer, head.tag))
+        if board.messages(head.peer, digest(key, "recv", -1, head.peer, head.tag)):
+            return None  # it has asked for a message from anyone: that may be this one
+    else:
+        done = board.messages(head.peer, digest(key, "send", head.peer, rank, head.tag))
+    return {head.peer} if 0 <= done <= head.number else None
+
+
+def _partners(
+    board: Reading, rank: int, head: Head, members: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The ranks with which an all_to_all really exchanges something; None for a group too large to
+    say."""
+    if len(members) > SPLITS:
+        return None
+    size = len(members)
+    parts = board.parts(rank, head.index, head.number, 2 * size)
+    return tuple(peer for i, peer in enumerate(members) if parts[i] or parts[size + i])
+
+
+def _sentence(board: Reading, stuck: dict[int, set[int]], ended: set[int]) -> str:
+    """ "rank 1 waits in all_reduce #4 (cell 7:3); rank 0 returned without calling it"."""
+    for rank, need in stuck.items():
+        missing = sorted(need & ended)
+        if missing:
+            has = "returned" if len(missing) == 1 else "have returned"
+            call = board.call(board.position(rank))
+            return f"rank {rank} waits in {call}; {_ranks(missing)} {has} without calling it"
+    cycle = _cycle(stuck)
+    parts = [f"rank {rank} waits in {board.call(board.position(rank))}" for rank in cycle]
+    return f"{'; '.join(parts)}: each waits for another of them to move, so none ever will"
+
+
+def _cycle(stuck: dict[int, set[int]]) -> list[int]:
+    """Ranks that wait for each other in a circle, from the lowest on."""
+    path, rank = [], min(stuck)
+    while rank not in path:
+        path.append(rank)
+        rank = min(stuck[rank] & stuck.keys())
+    circle = path[path.index(rank) :]
+    start = circle.index(min(circle))
+    return circle[start:] + circle[:start]
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

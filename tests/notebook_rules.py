@@ -1,0 +1,250 @@
+"""The rules that every lesson keeps, each as a function that yields what is wrong with a notebook.
+
+What a lesson's metadata holds (notebook metadata, key `ddpz`):
+
+    "ddpz": {"title": "Start here",               the only `#` heading says the same
+             "can_do": ["start four ranks", ...], 3 to 5, each a line of the header cell's list
+             "minutes": 40,                       the header cell says "40 minutes"
+             "difficulty": "easy",                one of DIFFICULTIES
+             "needs": ["01", "02"]}               numbers of earlier lessons; [] if none
+
+A cell that begins one of the ten parts says so in its own metadata: "ddpz": {"part": "predict"}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import nbformat
+
+PARTS = (
+    "header",
+    "recall",
+    "problem",
+    "idea",
+    "predict",
+    "picture",
+    "break",
+    "production",
+    "myths",
+    "summary",
+)
+ANYWHERE = {"predict", "picture"}  # between the problem and the bug, wherever they teach best
+LEAST_PREDICTIONS = 2
+DIFFICULTIES = ("easy", "medium", "hard")
+LEAST_ALT = 15  # characters: shorter says that there is a picture, not what it shows
+WIDGET = "application/vnd.jupyter.widget-view+json"
+TIMING = ("execution", "ExecuteTime")
+
+HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
+FENCE = re.compile(r"^\s*(```|~~~)")
+IMG = re.compile(r"<img\b[^>]*>", re.I)
+SVG = re.compile(r"<svg\b[^>]*>", re.I)
+ALT = re.compile(r"""\balt\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.I)
+LABEL = re.compile(
+    r"""\baria-label(?:ledby)?\s*=\s*["'][^"']+["']|\baria-hidden=["']true["']""", re.I
+)
+MARKDOWN_IMAGE = re.compile(r"!\[([^\]]*)\]\(")
+PREDICTION = re.compile(r"\bpredict\(")
+COMMENT = re.compile(r"<!--.*?-->", re.S)
+BASE64 = re.compile(r"data:[\w/+.-]+;base64,[A-Za-z0-9+/=\s]+")
+WIDGET_REPR = re.compile(r"^\s*[A-Z]\w*\(.*\)\s*$", re.S)
+WARNING = re.compile(r"\b\w*Warning:|\bwarnings\.warn\(")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.])/(?:home|tmp|root|Users|opt|mnt|srv|private|var|usr|work|workspace|github)/"
+    r"|[A-Z]:\\\\?\w|(?:site|dist)-packages|ipykernel_\d"
+)
+
+
+def header_metadata(notebook) -> Iterator[str]:
+    """The facts about the lesson are there, have the right form, and stand in the header cell."""
+    facts = notebook.metadata.get("ddpz")
+    if not isinstance(facts, dict):
+        yield "the notebook's metadata has no `ddpz`"
+        return
+    for name, right in {
+        "title": lambda x: isinstance(x, str) and x.strip(),
+        "can_do": lambda x: isinstance(x, list) and 3 <= len(x) <= 5,
+        "minutes": lambda x: type(x) is int and 5 <= x <= 120,
+        "difficulty": lambda x: x in DIFFICULTIES,
+        "needs": lambda x: isinstance(x, list) and all(re.fullmatch(r"\d\d", n) for n in x),
+    }.items():
+        if name not in facts or not right(facts[name]):
+            yield f"metadata `ddpz.{name}` is missing or has the wrong form: {facts.get(name)!r}"
+            return
+    text = notebook.cells[0].source if notebook.cells else ""
+    if f"# {facts['title']}" not in text.splitlines():
+        yield f"the header cell's heading is not {facts['title']!r}"
+    wanted = [*facts["can_do"], f"{facts['minutes']} minutes", facts["difficulty"], *facts["needs"]]
+    for words in wanted:
+        if words.lower() not in text.lower():
+            yield f"the header cell does not say {words!r}, which the metadata does"
+
+
+def headings(notebook) -> Iterator[str]:
+    """One `#` heading, in the first cell, and no level left out on the way down."""
+    levels = []
+    for position, cell in enumerate(notebook.cells):
+        for level, text in _headings(cell):
+            if level == 1 and position > 0:
+                yield f"cell {position}: a second title, {text!r}"
+            if levels and level > levels[-1] + 1:
+                yield f"cell {position}: {text!r} jumps from level {levels[-1]} to {level}"
+            levels.append(level)
+    if not levels or levels[0] != 1:
+        yield "the notebook does not begin with its title, a `#` heading"
+
+
+def alt_text(notebook) -> Iterator[str]:
+    """Every picture, in text and in outputs, says in words what it shows."""
+    for position, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            alts = [*MARKDOWN_IMAGE.findall(cell.source), *_alts(cell.source)]
+            for alt in alts:
+                if len(alt.strip()) < LEAST_ALT:
+                    yield f"cell {position}: a picture with the alternative text {alt!r}"
+        for data in _bundles(cell):
+            html = data.get("text/html", "")
+            for alt in _alts(html):
+                if len(alt.strip()) < LEAST_ALT:
+                    yield f"cell {position}: a figure with the alternative text {alt!r}"
+            for tag in SVG.findall(html):
+                if not LABEL.search(tag):
+                    yield f"cell {position}: an <svg> without aria-label"
+            if any(kind.startswith("image/") for kind in data) and not IMG.search(html):
+                yield f"cell {position}: a bare image; show_figure gives it a text"
+
+
+def widget_fallback(notebook) -> Iterator[str]:
+    """Where no kernel runs, a widget still shows something: a picture, HTML, or words.
+
+    It stands in the widget's own output or in the one before, as ddpz_lite.show writes it.
+    """
+    for position, cell in enumerate(notebook.cells):
+        before = {}
+        for data in _bundles(cell):
+            if (
+                WIDGET in data
+                and not _still(data)
+                and "dz-still" not in before.get("text/html", "")
+            ):
+                yield f"cell {position}: a widget without a still picture or text"
+            before = data
+
+
+def _still(data) -> bool:
+    """Whether an output shows anything to a reader without a kernel."""
+    if any(kind.startswith("image/") for kind in data):
+        return True
+    if "text/html" in data:
+        return bool(COMMENT.sub("", data["text/html"]).strip())
+    text = data.get("text/plain", "").strip()
+    return len(text) >= LEAST_ALT and not WIDGET_REPR.match(text) and "when run" not in text
+
+
+def clean_outputs(notebook) -> Iterator[str]:
+    """No output holds an error, a warning, or a path of the machine that made it."""
+    for position, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                yield f"cell {position}: a stored error, {output.ename}"
+            if output.output_type == "stream" and output.name == "stderr":
+                yield f"cell {position}: text on stderr, {output.text[:60]!r}"
+            shown = BASE64.sub("", _shown(output))
+            if found := WARNING.search(shown):
+                yield f"cell {position}: a warning, {found.group()!r}"
+            if found := MACHINE_PATH.search(shown):
+                start = found.start()
+                yield f"cell {position}: a path of a machine, {shown[start : start + 40]!r}"
+    states = json.dumps(notebook.metadata.get("widgets", {}))
+    if found := MACHINE_PATH.search(BASE64.sub("", states)):
+        yield f"the stored widgets hold a path of a machine, {found.group()!r}"
+
+
+def executed_in_order(notebook) -> Iterator[str]:
+    """All code cells were run, once, from top to bottom."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    counts = [cell.execution_count for cell in cells]
+    if counts != list(range(1, len(cells) + 1)):
+        yield f"code cells were run in the order {counts}; run all from the top in a fresh kernel"
+    for cell in cells:
+        if not cell.source.strip():
+            yield "an empty code cell"
+
+
+def plain_file(notebook) -> Iterator[str]:
+    """Nothing of a session or a machine in the file: timing, kernels, cells without an identity."""
+    spec = dict(notebook.metadata.get("kernelspec", {}))
+    if spec.get("name") != "python3" or spec.get("display_name") not in ("Python 3", None):
+        yield f"the kernel is {spec}, not plain python3"
+    ids = [cell.get("id") for cell in notebook.cells]
+    if not all(ids) or len(set(ids)) != len(ids):
+        yield "cells without an id, or two with the same"
+    for position, cell in enumerate(notebook.cells):
+        for key in TIMING:
+            if key in cell.metadata:
+                yield f"cell {position}: stored times ({key}); ddpz lessons --write leaves them out"
+
+
+def ten_parts(notebook) -> Iterator[str]:
+    """The parts of a lesson are all there, in the order of the course."""
+    marked = [cell.metadata.get("ddpz", {}).get("part") for cell in notebook.cells]
+    parts = [part for part in marked if part is not None]
+    for part in parts:
+        if part not in PARTS:
+            yield f"there is no part called {part!r}"
+    for part in PARTS:
+        if part not in parts:
+            yield f"the part {part!r} is missing"
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    predictions = sum(len(PREDICTION.findall(source)) for source in code)
+    if predictions < LEAST_PREDICTIONS:
+        yield f"{predictions} predictions in code, and a lesson asks for at least two"
+    first = [part for part in dict.fromkeys(parts) if part in PARTS and part not in ANYWHERE]
+    wanted = [part for part in PARTS if part in first]
+    if first != wanted:
+        yield f"the parts come in the order {first}, not {wanted}"
+    if not marked or marked[0] != "header":
+        yield "the first cell is not marked as the header"
+
+
+EVERYWHERE = (headings, alt_text, widget_fallback, clean_outputs, executed_in_order, plain_file)
+LESSON = (*EVERYWHERE, header_metadata, ten_parts)
+
+
+def read(path) -> nbformat.NotebookNode:
+    """The notebook as it lies in the file, cells without an id included."""
+    return nbformat.v4.reads(path.read_text(encoding="utf-8"))
+
+
+def _headings(cell) -> Iterator[tuple[int, str]]:
+    if cell.cell_type != "markdown":
+        return
+    fenced = False
+    for line in cell.source.splitlines():
+        if FENCE.match(line):
+            fenced = not fenced
+        elif not fenced and (found := HEADING.match(line)):
+            yield len(found.group(1)), found.group(2)
+
+
+def _alts(html: str) -> list[str]:
+    """The alternative text of each <img>; empty where there is none."""
+    found = [ALT.search(tag) for tag in IMG.findall(html)]
+    return [(alt.group(1) or alt.group(2) or "") if alt else "" for alt in found]
+
+
+def _bundles(cell) -> Iterator[dict]:
+    for output in cell.get("outputs", []):
+        if "data" in output:
+            yield output.data
+
+
+def _shown(output) -> str:
+    texts = [output.get("text", "")]
+    for kind, data in output.get("data", {}).items():
+        if kind.startswith("text/") or kind == "application/javascript":
+            texts.append(data)
+    return "\n".join(texts)

@@ -1,0 +1,283 @@
+"""Ranks from a function call: results, output, environment, devices, speed."""
+
+import contextlib
+import io
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+import cloudpickle
+import leftovers
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import ddpz_lite as dz
+from ddpz_lite.launcher import devices, engines, printer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def rank_and_sum(offset, scale=1):
+    t = torch.ones(3) * dist.get_rank()  # (3,)
+    dist.all_reduce(t)
+    return dist.get_rank(), dist.get_world_size(), scale * t.sum().item() + offset
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("record", [True, False], ids=["wire", "plain"])
+def test_results_come_back_by_rank(world_size, record):
+    run = dz.launch(rank_and_sum, world_size, args=(5,), kwargs={"scale": 2}, record=record)
+    total = 3 * sum(range(world_size))
+    assert list(run) == [(rank, world_size, 2 * total + 5) for rank in range(world_size)]
+    assert len(run) == run.world_size == world_size
+    assert run[-1] == run[world_size - 1]
+    assert run.seconds > 0
+    assert bool(run.ledger) == record
+
+
+def sends_four_ops():
+    dist.all_reduce(torch.ones(1000))
+    dist.broadcast(torch.ones(10), 0)
+    dist.all_reduce(torch.ones(1000))
+    with dz.span("thinking"):
+        time.sleep(0.01)
+
+
+def test_the_ledger_tells_each_collective_of_each_rank():
+    run = dz.launch(sends_four_ops, 2)
+    for rank in range(2):
+        records = [record for record in run.ledger if record.rank == rank]
+        assert [record.op for record in records] == ["all_reduce", "broadcast", "all_reduce"]
+        assert [record.seq for record in records] == [0, 1, 2]
+        assert records[0].elements == 1000 and records[0].dtype == "float32"
+        assert records[0].where.startswith(os.path.basename(__file__))
+        assert all(0 <= record.started <= record.finished <= run.seconds for record in records)
+        assert run.bytes_sent()[rank]["all_reduce"] == sum(
+            r.bytes_sent for r in records if r.op == "all_reduce"
+        )
+    assert [span.name for span in run.spans] == ["thinking", "thinking"]
+    assert all(span.finished - span.started >= 0.01 for span in run.spans)
+
+
+def big_result():
+    return torch.full((1 << 20,), float(dist.get_rank()))  # (1 Mi,), 4 MiB
+
+
+def test_large_results_arrive_whole():
+    run = dz.launch(big_result, 3)
+    assert all(
+        torch.equal(result, torch.full((1 << 20,), float(rank))) for rank, result in enumerate(run)
+    )
+
+
+def prints():
+    for i in range(3):
+        print("line", i, flush=True)
+        dist.barrier()
+    sys.stderr.write("a warning\n")
+    os.write(1, b"from below python\n")
+    sys.stdout.write("no newline at the end")
+
+
+def test_streamed_output_names_the_rank():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run = dz.launch(prints, 2)
+    lines = out.getvalue().splitlines()
+    assert sorted(lines) == sorted(f"[rank {r}] {line}" for r in range(2) for line in run.output[r])
+    expected = [
+        "line 0",
+        "line 1",
+        "line 2",
+        "a warning",
+        "from below python",
+        "no newline at the end",
+    ]
+    assert run.output == [expected, expected]
+
+
+def test_output_by_rank_is_the_same_every_time():
+    def text():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            dz.launch(prints, 3, output="by_rank")
+        return out.getvalue()
+
+    first = text()
+    assert [line[:8] for line in first.splitlines()] == [
+        f"[rank {r}]" for r in range(3) for _ in range(6)
+    ]
+    assert text() == first
+
+
+def prints_a_flood():
+    for i in range(3 * printer.MAX_LINES):
+        print(i)
+
+
+def test_a_flood_of_output_is_cut_and_said():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run = dz.launch(prints_a_flood, 1)
+    assert len(run.output[0]) == printer.MAX_LINES + 1
+    assert "not shown" in out.getvalue().splitlines()[-1]
+
+
+def looks_around():
+    return {
+        "cwd": os.getcwd(),
+        "variable": os.environ["DDPZ_TEST_VARIABLE"],
+        "env": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
+        "path": sys.path[-1],
+        "threads": torch.get_num_threads(),
+        "stdin": sys.stdin.read() if sys.stdin else "",
+        "backend": dist.get_backend(),
+    }
+
+
+def test_a_rank_sees_the_world_of_its_caller(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDPZ_TEST_VARIABLE", "kept")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "not yet there"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "last")])
+    for rank, seen in enumerate(dz.launch(looks_around, 2, record=False)):
+        assert seen["cwd"] == str(tmp_path)
+        assert seen["variable"] == "kept"
+        assert seen["env"] == [str(rank), str(rank), "2"]
+        assert seen["path"] == str(tmp_path / "last")
+        assert seen["threads"] >= 1
+        assert seen["backend"] == "gloo"
+
+
+def draws():
+    import numpy
+
+    return random.random(), float(numpy.random.rand()), torch.initial_seed()
+
+
+def test_ranks_do_not_share_the_random_state_of_the_fork_server():
+    first, second = dz.launch(draws, 2)
+    assert first[0] != second[0] and first[1] != second[1]
+    assert first[2] == second[2], (
+        "torch starts every process with the same seed, with or without a fork server"
+    )
+
+
+def counts():
+    for _ in dz.progress(range(7), label="batch"):
+        dist.barrier()
+
+
+def test_progress_of_all_ranks_is_one_bar(monkeypatch):
+    from ddpz_lite.launcher import job
+
+    told = []
+
+    class Bar:
+        def __init__(self, world_size):
+            self.world_size = world_size
+
+        def update(self, rank, label, done, total):
+            told.append((rank, label, done, total))
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setattr(job, "Bar", Bar)
+    dz.launch(counts, 2)
+    assert told[-1] == "closed"
+    for rank in range(2):
+        mine = [entry for entry in told[:-1] if entry[0] == rank]
+        assert mine[0] == (rank, "batch", 0, 7) and mine[-1] == (rank, "batch", 7, 7)
+        assert [entry[2] for entry in mine] == sorted(entry[2] for entry in mine)
+
+
+def test_sixty_four_launches_leave_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dz.launch(rank_and_sum, 2, args=(0,))
+    descriptors = leftovers.descriptors()
+    for attempt in range(64):
+        assert dz.launch(rank_and_sum, 1 + attempt % 3, args=(attempt,))[0][2] >= attempt
+    assert leftovers.processes() == []
+    assert list(tmp_path.iterdir()) == []
+    assert leftovers.descriptors() == descriptors
+
+
+def nothing():
+    dist.barrier()
+
+
+def _spawned(rank, path):
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=4)
+    nothing()
+
+
+@pytest.mark.slow
+def test_later_launches_cost_a_small_part_of_spawn(tmp_path, record_property):
+    """Launch, torch's spawn and torch's fork, interleaved; the numbers of the machine at hand are
+    printed.
+    """
+    dz.launch(nothing)
+    seconds = {"launch": [], "spawn": [], "fork": []}
+    for turn in range(2):
+        for _ in range(10):
+            began = time.perf_counter()
+            dz.launch(nothing)
+            seconds["launch"].append(time.perf_counter() - began)
+        for method in ("spawn", "fork"):
+            began = time.perf_counter()
+            mp.start_processes(
+                _spawned, (str(tmp_path / f"{method}{turn}"),), 4, start_method=method
+            )
+            seconds[method].append(time.perf_counter() - began)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    record_property("seconds for 4 ranks, median", median)
+    print({name: round(value, 3) for name, value in median.items()})
+    assert median["launch"] < 0.25 * median["spawn"]
+
+
+def test_world_sizes_and_gpus_make_a_plan(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert devices.plan(3) == devices.Plan("gloo", (None, None, None))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.plan(2) == devices.Plan("nccl", (0, 1))
+    assert devices.plan(2, "gloo") == devices.Plan("gloo", (0, 1))
+    shared = devices.plan(4)
+    assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))
+    assert "4 ranks share 2 GPUs" in shared.note
+
+
+@pytest.fixture
+def pool():
+    """The engine for systems that cannot fork, here in place of the fork server."""
+    before, engines._engine = engines._engine, engines.Pool()
+    try:
+        yield engines._engine
+    finally:
+        mine, engines._engine = engines._engine, before
+        mine.close()
+
+
+def exits(status):
+    if dist.get_rank() == 1:
+        os._exit(status)
+    nothing()
+
+
+@pytest.mark.slow
+def test_the_pool_of_warm_processes_does_the_same(pool):
+    descriptors, processes = leftovers.descriptors(), leftovers.processes()
+    assert list(dz.launch(rank_and_sum, 2, args=(1,))) == [(0, 2, 4.0), (1, 2, 4.0)]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        dz.launch(prints, 2, output="by_rank")
+    assert out.getvalue().count("from below python") == 2
+    with pytest.raises(dz.RankFailed, match=r"rank 1 left with os\._exit") as caught:
+        dz.launch(exits, 2, args=(4,))
+    assert caught.value.rank == 1
+    with pytest.raises(dz.RankFailed, match="did not end within") as caught:
+        dz.launch(time.sleep, 2, args=(60,), timeout=1)
+    pool.close()
+    assert [process for process in leftovers.processes() if process not in processes] == []
+    assert leftovers.descriptors() <= descriptors

@@ -1,0 +1,411 @@
+"""Whatever goes wrong on a rank: the right rank, the learner's line, and control back, soon."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import leftovers
+import pytest
+import torch
+import torch.distributed as dist
+
+import ddpz_lite as dz
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+HERE = os.path.basename(__file__)
+RECORD = pytest.mark.parametrize("record", [True, False], ids=["wire", "plain"])
+
+
+def meet():
+    dist.all_reduce(torch.ones(4))
+
+
+def fails(fn, world_size=4, **options):
+    """Launch `fn`, which must fail; returns the error, with `.delay`: seconds from the fault (as
+    told) to its report.
+    """
+    began = time.monotonic()
+    with pytest.raises(dz.RankFailed) as caught:
+        dz.launch(fn, world_size, **options)
+    error = caught.value
+    error.seconds = time.monotonic() - began
+    return error
+
+
+def line_of(text):
+    """The number of the only line of this file that ends with the comment `# <text>`."""
+    with open(__file__) as file:
+        numbers = [
+            number for number, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}")
+        ]
+    (number,) = numbers
+    return f"{HERE}:{number}"
+
+
+def in_setup():
+    if dist.get_rank() == 1:
+        raise KeyError("no such file")  # setup
+    meet()
+
+
+def in_forward():
+    meet()
+    model = torch.nn.Linear(3, 4)
+    if dist.get_rank() == 2:
+        model(torch.ones(5))  # forward
+    meet()
+
+
+def in_backward():
+    x = torch.ones(3, requires_grad=True)
+    if dist.get_rank() == 3:
+
+        def hook(grad):
+            raise ValueError("bad gradient")  # backward
+
+        x.register_hook(hook)
+    (x * 2).sum().backward()
+    meet()
+
+
+def in_a_collective():
+    if dist.get_rank() == 1:
+        dist.all_reduce([1, 2, 3])  # collective
+    else:
+        meet()
+
+
+def while_others_wait():
+    if dist.get_rank() == 0:
+        time.sleep(0.5)
+        raise RuntimeError("late")  # late
+    meet()
+
+
+def out_of_memory():
+    if dist.get_rank() == 2:
+        torch.empty(10**15)  # memory
+    meet()
+
+
+def calls_sys_exit():
+    if dist.get_rank() == 1:
+        sys.exit(3)  # sys.exit
+    meet()
+
+
+@RECORD
+@pytest.mark.parametrize(
+    ("fn", "rank", "line", "words"),
+    [
+        (in_setup, 1, "setup", "rank 1 raised KeyError: 'no such file'"),
+        (
+            in_forward,
+            2,
+            "forward",
+            "rank 2 raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ),
+        (in_backward, 3, "backward", "rank 3 raised ValueError: bad gradient"),
+        (in_a_collective, 1, "collective", "rank 1 raised"),
+        (while_others_wait, 0, "late", "rank 0 raised RuntimeError: late"),
+        (out_of_memory, 2, "memory", "rank 2 raised RuntimeError"),
+        (calls_sys_exit, 1, "sys.exit", "rank 1 called sys.exit(3)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_rank_raises(fn, rank, line, words, record):
+    error = fails(fn, record=record)
+    assert (error.rank, error.kind, error.where) == (rank, "raised", line_of(line))
+    assert str(error).startswith(words)
+    assert Path(__file__).read_text().splitlines()[int(error.where.split(":")[1]) - 1].split("#")[
+        0
+    ].strip() in str(error)
+    assert error.seconds < 30, "control must come back long before the timeout of 60 s"
+
+
+def leaves_by_os_exit():
+    meet()
+    if dist.get_rank() == 1:
+        os._exit(7)  # os._exit
+    meet()
+
+
+def segfault():
+    meet()
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)  # segfault
+    meet()
+
+
+def killed_from_outside():
+    if dist.get_rank() == 1:
+        pid = os.getpid()
+        os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep 1; kill -9 {pid}")
+        while True:
+            time.sleep(0.01)  # killed
+    meet()
+
+
+@RECORD
+@pytest.mark.parametrize(
+    ("fn", "kind", "line", "words"),
+    [
+        (leaves_by_os_exit, "exited", "os._exit", "rank 1 left with os._exit(7)"),
+        (segfault, "killed", "segfault", "rank 1 was killed by SIGSEGV"),
+        (killed_from_outside, "killed", "killed", "rank 1 was killed by SIGKILL"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_rank_dies(fn, kind, line, words, record):
+    error = fails(fn, record=record)
+    assert (error.rank, error.kind, error.where) == (1, kind, line_of(line))
+    assert str(error).startswith(words)
+
+
+def fault_at_a_known_time(path):
+    if dist.get_rank() == 1:
+        with open(path, "w") as file:
+            file.write(str(time.monotonic()))
+        os._exit(1)
+    meet()
+
+
+def raise_at_a_known_time(path):
+    if dist.get_rank() == 1:
+        with open(path, "w") as file:
+            file.write(str(time.monotonic()))
+        raise ValueError("now")
+    meet()
+
+
+@pytest.mark.parametrize("fn", [fault_at_a_known_time, raise_at_a_known_time])
+def test_the_report_comes_soon_after_the_fault(fn, tmp_path):
+    delays = []
+    for attempt in range(5):
+        path = tmp_path / str(attempt)
+        fails(fn, args=(str(path),))
+        delays.append(time.monotonic() - float(path.read_text()))
+    assert min(delays) < 1.0, f"seconds from fault to report, five times: {delays}"
+
+
+def endless_loop():
+    if dist.get_rank() == 2:
+        while True:
+            pass  # loop
+    meet()
+
+
+@RECORD
+def test_an_endless_loop_is_told_at_the_timeout(record):
+    error = fails(endless_loop, timeout=2, record=record)
+    assert (error.rank, error.kind) == (2, "timeout")
+    assert int(error.where.split(":")[1]) in range(int(line_of("loop").split(":")[1]) - 1, 10_000)
+    assert "Look first at rank 2" in str(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+    assert error.seconds >= 2
+
+
+def swallows_interrupts():
+    while True:
+        try:  # noqa: SIM105 (as a learner writes it)
+            time.sleep(10)
+        except BaseException:
+            pass
+
+
+def test_a_rank_that_catches_everything_is_ended_too():
+    began = time.monotonic()
+    error = fails(swallows_interrupts, 2, timeout=1)
+    assert error.kind == "timeout"
+    assert time.monotonic() - began < 20
+
+
+def one_leaves_early():
+    if dist.get_rank() == 0:
+        return
+    meet()
+
+
+def test_a_rank_that_leaves_early_is_told_without_waiting_for_the_timeout():
+    error = fails(one_leaves_early, timeout=50)
+    assert (error.rank, error.kind) == (0, "stalled")
+    assert "rank 0" in str(error) and "returned" in str(error) and "all_reduce #0" in str(error)
+    assert error.seconds < 25
+
+
+def different_collectives():
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(4), 0)  # broadcast
+    else:
+        dist.all_reduce(torch.ones(4))  # all_reduce
+
+
+def different_shapes():
+    dist.all_reduce(torch.ones(6 if dist.get_rank() == 0 else 4))
+
+
+def different_dtypes():
+    dist.all_reduce(torch.ones(4, dtype=torch.float64 if dist.get_rank() == 0 else torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (different_collectives, ["broadcast", "all_reduce"]),
+        (different_shapes, ["6", "4"]),
+        (different_dtypes, ["float64", "float32"]),
+    ],
+)
+def test_a_mismatch_is_told_when_it_happens(fn, words):
+    error = fails(fn, timeout=50)
+    assert error.kind == "mismatch"
+    assert all(word in str(error) for word in words), str(error)
+    assert HERE in str(error)
+    assert error.seconds < 25
+
+
+def two_wait_for_each_other():
+    rank = dist.get_rank()
+    if rank < 2:
+        dist.recv(torch.ones(4), src=1 - rank)
+
+
+def test_a_cycle_of_waits_is_told_without_waiting_for_the_timeout():
+    error = fails(two_wait_for_each_other, timeout=50)
+    assert error.kind == "stalled"
+    assert "recv" in str(error)
+    assert error.seconds < 25
+
+
+def slow_but_sound():
+    dist.barrier()
+    time.sleep(0.5 * dist.get_rank())
+    meet()
+    request = dist.irecv(torch.ones(2), src=0) if dist.get_rank() == 1 else None
+    time.sleep(0.5)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(2), 1)
+    if request:
+        request.wait()
+    return True
+
+
+def test_slow_ranks_are_not_taken_for_stuck_ones():
+    assert list(dz.launch(slow_but_sound, 3)) == [True] * 3
+
+
+def all_raise():
+    raise ValueError("everywhere")
+
+
+def test_ranks_that_fail_alike_are_told_once_and_by_the_lowest():
+    for _ in range(5):
+        error = fails(all_raise, 3)
+        assert error.rank == 0
+        assert (
+            str(error).count("everywhere") == 3
+        )  # the sentence, and once as code and once as message in the traceback
+
+
+def wraps_the_consequence():
+    if dist.get_rank() == 1:
+        os._exit(3)
+    try:
+        meet()
+    except RuntimeError as error:
+        raise ValueError("training failed") from error
+
+
+@RECORD
+def test_a_consequence_in_other_words_is_not_taken_for_the_cause(record):
+    error = fails(wraps_the_consequence, record=record)
+    assert (error.rank, error.kind) == (1, "exited")
+
+
+def returns_a_lock():
+    return {"ok": 1, "bad": [threading.Lock()]} if dist.get_rank() == 1 else 0
+
+
+def returns_a_generator():
+    return (i for i in range(3))
+
+
+def test_a_result_that_cannot_be_sent_is_named():
+    error = fails(returns_a_lock, 2)
+    assert error.rank == 1 and "element [0], a _thread.lock" in str(error)
+    assert "generator" in str(fails(returns_a_generator, 1))
+
+
+def test_a_function_that_cannot_be_sent_is_named_before_any_process_starts():
+    lock = threading.Lock()
+
+    def helper():
+        return lock
+
+    def uses_a_lock():
+        return helper()
+
+    with pytest.raises(TypeError, match=r"`lock`, which helper\(\) uses, is a _thread.lock"):
+        dz.launch(uses_a_lock, 2)
+    with pytest.raises(TypeError, match=r"args\[1\] of meet\(\) is a _thread.lock"):
+        dz.launch(meet, 2, args=(1, lock))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"world_size": 0}, ValueError, "from 1 to 64, got 0"),
+        ({"world_size": -1}, ValueError, "from 1 to 64, got -1"),
+        ({"world_size": 300}, ValueError, "from 1 to 64, got 300"),
+        ({"world_size": 2.0}, TypeError, "whole number"),
+        ({"world_size": True}, TypeError, "whole number"),
+        ({"timeout": 0}, ValueError, "positive number of seconds"),
+        ({"timeout": float("nan")}, ValueError, "positive number of seconds"),
+        ({"backend": "mpi"}, ValueError, "auto, gloo, nccl"),
+        ({"output": "loud"}, ValueError, "'stream' or 'by_rank'"),
+        ({"network": 5}, TypeError, "dz.Network"),
+    ],
+)
+def test_arguments_that_make_no_sense_get_one_clear_error(options, error, words):
+    with pytest.raises(error, match=words):
+        dz.launch(meet, **options)
+
+
+def test_what_is_not_a_function_is_refused():
+    with pytest.raises(TypeError, match=r"Pass fn, not fn\(\)"):
+        dz.launch(meet.__name__, 2)
+
+
+def launches_again():
+    dz.launch(meet, 2)
+
+
+def test_a_rank_cannot_launch():
+    assert "ranks cannot start ranks" in str(fails(launches_again, 1))
+
+
+def test_nccl_without_gpus_is_refused_with_the_cure():
+    if torch.cuda.device_count() >= 4:
+        pytest.skip("this machine has the GPUs")
+    with pytest.raises(ValueError, match="one GPU per rank: 4 ranks"):
+        dz.launch(meet, 4, backend="nccl")
+
+
+def ignores_the_end():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()  # a daemon: neither our child's child in name, nor in its process group
+        time.sleep(600)
+    if dist.get_rank() == 1:
+        raise ValueError("leave a daemon behind")
+    meet()
+
+
+def test_daemons_of_a_failed_rank_are_gone_too():
+    fails(ignores_the_end, 2)
+    assert leftovers.processes() == []

@@ -1,0 +1,218 @@
+"""Launching from real Jupyter kernels: cells, interrupts, restarts, sudden death, two at once."""
+
+import os
+import queue
+import signal
+import time
+
+import leftovers
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+
+DEADLINE = 60
+
+
+class Kernel:
+    """A kernel of this Python, and what a notebook does with it."""
+
+    def __init__(self, folder):
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env={**os.environ, "TMPDIR": str(self.temporary)})
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=DEADLINE)
+
+    @property
+    def pid(self):
+        return self.manager.provisioner.pid
+
+    def send(self, code):
+        return self.client.execute(code)
+
+    def wait(self, message_id):
+        """(text on stdout and stderr, the error's traceback or None) of a cell that was sent."""
+        text, error = "", None
+        while True:
+            message = self.client.get_iopub_msg(timeout=DEADLINE)
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                text += content["text"]
+            elif message["msg_type"] == "error":
+                error = "\n".join(content["traceback"])
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return text, error
+
+    def run(self, code):
+        return self.wait(self.send(code))
+
+    def until_printed(self, word):
+        """Wait until a running cell has printed `word`."""
+        text = ""
+        deadline = time.monotonic() + DEADLINE
+        while word not in text:
+            assert time.monotonic() < deadline, f"the cell never printed {word!r}, but {text!r}"
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+
+    def descendants(self):
+        return [process.pid for process in psutil.Process(self.pid).children(recursive=True)]
+
+    def jobs(self):
+        """The folders of its jobs that still exist."""
+        return [path for path in self.temporary.iterdir() if path.name.startswith("ddpz-")]
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    kernel = Kernel(tmp_path)
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def gone_soon(listing):
+    """Whether what `listing()` lists is gone within the time the system may take."""
+    deadline = time.monotonic() + leftovers.WITHIN
+    while listing() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return listing() == []
+
+
+CELLS = [
+    "import ddpz_lite as dz, torch, torch.distributed as dist\nscale = 10",
+    "def helper(x):\n    return x * scale",
+    "class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b",
+    "def step():\n    t = torch.ones(2) * dist.get_rank()\n    dist.all_reduce(t)\n"
+    "    return Pair(helper(t.sum().item()), dist.get_rank())",
+    "run = dz.launch(step, 4)\n"
+    "print([(p.a, p.b) for p in run], isinstance(run[0], Pair), run.ledger[0].where)",
+]
+
+
+def test_a_function_of_one_cell_uses_those_of_others(kernel):
+    for cell in CELLS:
+        text, error = kernel.run(cell)
+        assert error is None, error
+    assert text.strip() == "[(120.0, 0), (120.0, 1), (120.0, 2), (120.0, 3)] True cell 4:3"
+    kernel.run("scale = 100")
+    text, _ = kernel.run(CELLS[-1])
+    assert "1200.0" in text, "a changed global is sent anew"
+
+
+def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(kernel):
+    kernel.run("import ddpz_lite as dz, torch, torch.distributed as dist")
+    kernel.run(
+        "def fail():\n    if dist.get_rank() == 1:\n        raise ValueError('mine')\n    dist.barrier()"
+    )
+    _, error = kernel.run("dz.launch(fail, 2)")
+    assert 'File "cell 2", line 3, in fail' in error
+    assert "raise ValueError('mine')" in error
+    assert "rank 1 raised ValueError: mine at cell 2:3" in error
+    assert "launcher" not in error and "ipykernel" not in error and "job.py" not in error
+
+
+WAITS = """
+import time, ddpz_lite as dz, torch.distributed as dist
+def wait():
+    print("ready", flush=True)
+    if dist.get_rank() == 0:
+        time.sleep(600)
+    dist.barrier()
+"""
+
+
+def test_an_interrupt_ends_the_ranks_and_keeps_the_kernel(kernel):
+    kernel.run(WAITS)
+    message = kernel.send("dz.launch(wait, 3)")
+    kernel.until_printed("ready")
+    kernel.manager.interrupt_kernel()
+    text, error = kernel.wait(message)
+    assert "KeyboardInterrupt" in error
+    assert "rank 0 was running cell" in text or "rank 0 was still starting" in text
+    assert leftovers.processes(kernel.pid) == []
+    text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
+    assert error is None and text.strip() == "2"
+
+
+def test_a_restarted_kernel_leaves_no_ranks(kernel):
+    kernel.run(WAITS)
+    kernel.send("dz.launch(wait, 3)")
+    kernel.until_printed("ready")
+    ranks = kernel.descendants()
+    assert len(ranks) >= 4 and len(kernel.jobs()) == 1
+    kernel.manager.restart_kernel(now=True)
+    assert leftovers.gone(ranks)
+    assert gone_soon(kernel.jobs)
+    kernel.client.wait_for_ready(timeout=DEADLINE)
+    text, error = kernel.run("import ddpz_lite as dz\nprint(len(dz.launch(lambda: 1, 2)))")
+    assert error is None and text.strip() == "2"
+
+
+STUCK = WAITS.replace(
+    "time.sleep(600)", "10 ** 10 ** 9  # C code that holds the interpreter lock for hours"
+)
+
+
+@pytest.mark.parametrize("cell", [WAITS, STUCK], ids=["asleep", "stuck in C"])
+def test_a_killed_kernel_leaves_no_ranks(cell, tmp_path):
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run(cell)
+        kernel.send("dz.launch(wait, 4)")
+        kernel.until_printed("ready")
+        ranks = kernel.descendants()
+        assert len(ranks) >= 5  # the fork server and four ranks
+        os.kill(kernel.pid, signal.SIGKILL)
+        assert leftovers.gone(ranks)
+        assert gone_soon(kernel.jobs)
+    finally:
+        kernel.close()
+
+
+def test_a_killed_fork_server_is_replaced(kernel):
+    kernel.run("import ddpz_lite as dz\ndz.launch(lambda: 1, 2)")
+    for pid in kernel.descendants():
+        os.kill(pid, signal.SIGKILL)
+    text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
+    assert error is None, error
+    assert text.strip() == "2"
+
+
+MANY = """
+import ddpz_lite as dz, torch, torch.distributed as dist
+def total(value):
+    t = torch.full((1000,), float(value))
+    for _ in range(5):
+        dist.all_reduce(t)
+        t /= dist.get_world_size()
+    return t[0].item()
+print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(5)])
+"""
+
+
+def test_two_kernels_at_once_do_not_disturb_each_other(kernel, tmp_path_factory):
+    other = Kernel(tmp_path_factory.mktemp("other"))
+    try:
+        kernels = [kernel, other]
+        sent = [k.send(MANY.replace("VALUE", str(value))) for value, k in enumerate(kernels, 1)]
+        for value, (k, message) in enumerate(zip(kernels, sent, strict=True), 1):
+            text, error = k.wait(message)
+            assert error is None, error
+            assert text.strip() == str([[float(value)] * 3] * 5)
+    finally:
+        other.close()

@@ -1,0 +1,429 @@
+"""The meter, in exact bytes: by hand, by torch's MemTracker, and with every kind of sharing."""
+
+import gc
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.checkpoint import checkpoint
+
+from ddpz_lite.meter import (
+    KINDS,
+    TIMELINE_KINDS,
+    MemoryTimeline,
+    matmul_peak,
+    memory,
+    utilization,
+    zero_memory,
+)
+from ddpz_lite.model import CNN, GPT, MLP, GPTConfig, next_token_loss
+
+NOTHING = dict.fromkeys(KINDS, 0)
+CONFIG = GPTConfig(vocab_size=32, context=16, layers=3, heads=2, width=24)
+
+
+def one_step(model, optimizer, x, y=None):
+    loss = next_token_loss(model(x), x) if y is None else (model(x) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+
+
+# ---- memory
+
+
+def test_each_kind_by_hand():
+    model = MLP([7, 13, 3])
+    psi = 8 * 13 + 14 * 3
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert memory(model, optimizer) == NOTHING | {"parameters": 4 * psi}
+    one_step(model, optimizer, torch.randn(2, 7), torch.zeros(2, 3))
+    states = 8 * psi + 4 * 4  # two moments; one fp32 step counter for each of four parameters
+    assert memory(model, optimizer) == NOTHING | {
+        "parameters": 4 * psi,
+        "gradients": 4 * psi,
+        "optimizer": states,
+    }
+    optimizer.zero_grad()
+    assert memory(model, optimizer)["gradients"] == 0
+    assert memory(model) == NOTHING | {"parameters": 4 * psi}
+
+
+@pytest.mark.parametrize(
+    ("make", "per_parameter", "counters"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0, 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4, 0),
+        (lambda p: torch.optim.Adagrad(p), 4, 1),
+        (lambda p: torch.optim.RMSprop(p), 4, 1),
+        (lambda p: torch.optim.AdamW(p), 8, 1),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), 12, 1),
+    ],
+)
+def test_states_of_optimizers(make, per_parameter, counters):
+    model = MLP([5, 6, 7])
+    optimizer = make(model.parameters())
+    one_step(model, optimizer, torch.randn(2, 5), torch.zeros(2, 7))
+    psi, tensors = model.num_params(), len(list(model.parameters()))
+    assert memory(model, optimizer)["optimizer"] == per_parameter * psi + 4 * counters * tensors
+
+
+def test_buffers_and_a_learning_rate_on_the_device():
+    model = CNN(width=4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    held = memory(model, optimizer)
+    assert held["buffers"] == 4 * (4 + 4 + 8 + 8) + 2 * 8  # means, variances, two int64 counters
+    assert held["optimizer"] == 4
+
+
+def test_tied_weights_count_once():
+    tied = GPT(GPTConfig(vocab_size=32, context=16, layers=1, heads=2, width=24, tied=True))
+    untied = GPT(GPTConfig(vocab_size=32, context=16, layers=1, heads=2, width=24))
+    assert memory(untied)["parameters"] - memory(tied)["parameters"] == 4 * 32 * 24
+    x = torch.randint(32, (2, 16))
+    next_token_loss(tied(x), x).backward()
+    assert memory(tied)["gradients"] == memory(tied)["parameters"] == 4 * tied.num_params()
+
+
+def test_views_into_flat_buffers_count_the_buffer_once():
+    model = MLP([4, 5, 2])
+    psi, padded = model.num_params(), model.num_params() + 9
+    flat, flat_grad, offset = torch.zeros(padded), torch.zeros(padded), 0
+    for p in model.parameters():
+        p.data = flat[offset : offset + p.numel()].view_as(p)
+        p.grad = flat_grad[offset : offset + p.numel()].view_as(p)
+        offset += p.numel()
+    assert offset == psi
+    assert memory(model) == NOTHING | {"parameters": 4 * padded, "gradients": 4 * padded}
+    flat.untyped_storage().resize_(0)
+    assert memory(model)["parameters"] == 0
+
+
+def test_frozen_dtypes_and_sparse():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2, bias=False).bfloat16())
+    model[1].weight.requires_grad_(False)
+    model[0](torch.tensor([1, 3, 3])).sum().backward()
+    indices = model[0].weight.grad._indices().numel()
+    assert memory(model) == NOTHING | {
+        "parameters": 4 * 40 + 2 * 8,
+        "gradients": 8 * indices + 4 * 4 * indices,
+    }
+
+
+def test_meta_model_says_what_it_would_take():
+    with torch.device("meta"):
+        model = GPT(CONFIG)
+    assert memory(model)["parameters"] == 4 * model.num_params()
+
+
+def test_master_weights_and_inner_optimizers_are_optimizer_bytes():
+    model = MLP([4, 4]).bfloat16()
+    master = [p.detach().float().requires_grad_() for p in model.parameters()]
+    inner = torch.optim.AdamW(master)
+    for p in master:
+        p.grad = torch.ones_like(p)
+    inner.step()
+
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+            self.inner = inner
+
+        def step(self):
+            self.inner.step()
+
+    expected = NOTHING | {
+        "parameters": 2 * 20,
+        "gradients": 4 * 20,
+        "optimizer": (4 + 8) * 20 + 2 * 4,
+    }
+    assert memory(model, inner) == expected
+    assert memory(model, Outer(model.parameters())) == expected
+
+
+def test_transient_is_what_a_model_keeps_besides():
+    @dataclass
+    class Bucket:
+        flat: torch.Tensor
+        name: str = "first"
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = MLP([4, 4])
+            self.buckets = [Bucket(torch.zeros(10)), {"a": (torch.zeros(3),)}]
+            self.same = self.module.blocks[0][0].weight
+            self.buckets.append(self.buckets)  # a circle is no trouble
+
+        def memory_extra(self):
+            return {"transient": [hidden], "gradients": [shard]}
+
+    hidden, shard = torch.zeros(7), torch.zeros(2)
+    assert memory(Wrapped()) == NOTHING | {
+        "parameters": 80,
+        "gradients": 8,
+        "transient": 4 * (10 + 3 + 7),
+    }
+    Wrapped.memory_extra = lambda self: {"scratch": []}
+    with pytest.raises(ValueError, match="no kind 'scratch'; the kinds are"):
+        memory(Wrapped())
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
+        memory([])
+    with pytest.raises(TypeError, match="optimizer must be"):
+        memory(MLP([1, 1]), MLP([1, 1]))
+    with pytest.raises(TypeError, match="optimizer must be"):
+        MemoryTimeline(MLP([1, 1]), 3)
+
+
+@pytest.fixture
+def fake_world():
+    """Four ranks in one process: no byte moves, but the shards have their real sizes."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_dtensors_count_what_lies_here(fake_world):
+    from torch.distributed.fsdp import fully_shard
+
+    model = MLP([16, 32, 8])
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    quarter = 4 * model.num_params() // 4
+    assert memory(model)["parameters"] == quarter
+    with MemoryTimeline(model, optimizer) as timeline:
+        one_step(model, optimizer, torch.randn(2, 16), torch.zeros(2, 8))
+    held = memory(model, optimizer)
+    assert held["gradients"] == quarter and 2 * quarter <= held["optimizer"] <= 2 * quarter + 16
+    after = timeline.samples[-1][1]
+    assert {kind: after[kind] for kind in KINDS} == held
+
+
+# ---- the formula
+
+
+def test_zero_memory_is_the_papers_table():
+    got = [round(zero_memory(7_500_000_000, 64, stage) / 1e9, 2) for stage in range(4)]
+    assert got == [120.0, 31.41, 16.64, 1.88]
+    assert zero_memory(100, 1, 3) == zero_memory(100, 8, 0) == 1600
+    assert zero_memory(100, 4, 1, 4, 4, 8) == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 2, 4), r"stage must be 0 \(DDP\), 1, 2 or 3, got 4"),
+        ((10, 0, 1), "world_size"),
+        ((10, 2.5, 1), "world_size"),
+        ((-1, 2, 1), "num_params"),
+        ((10, 2, 1, -2), "param_bytes"),
+        ((float("nan"), 2, 1), "num_params"),
+    ],
+)
+def test_zero_memory_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        zero_memory(*arguments)
+
+
+def test_formula_meets_measurement():
+    model = GPT(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters())
+    one_step(model, optimizer, torch.randint(32, (2, 16)))
+    counters = 4 * len(list(model.parameters()))
+    formula = zero_memory(model.num_params(), 1, 0, param_bytes=4, grad_bytes=4, optimizer_bytes=8)
+    assert sum(memory(model, optimizer).values()) == formula + counters
+
+
+# ---- the timeline
+
+
+def test_timeline_by_hand():
+    model = MLP([4, 8, 2], bias=False)
+    psi, x = 48, torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with MemoryTimeline(model, optimizer) as timeline:
+        out = model(x)
+        after_forward = timeline.samples[-1][1]
+        out.sum().backward()
+        after_backward = timeline.samples[-1][1]
+        optimizer.step()
+        optimizer.zero_grad()
+        del out
+    empty = dict.fromkeys(TIMELINE_KINDS, 0)
+    assert timeline.samples[1][1] == empty | {"parameters": 4 * psi}
+    # Linear keeps its input; ReLU keeps its output: that is (3, 8). The result is (3, 2). The first
+    # product is gone.
+    assert after_forward == empty | {"parameters": 4 * psi, "activations": 4 * 3 * (8 + 2)}
+    # Backward frees what it used; the result is ours, and the weights have gradients.
+    assert after_backward == empty | {
+        "parameters": 4 * psi,
+        "gradients": 4 * psi,
+        "activations": 4 * 3 * 2,
+    }
+    assert timeline.samples[-1][1] == empty | {"parameters": 4 * psi, "optimizer": 4 * psi}
+    assert [name for _, name in timeline.marks] == ["forward", "backward", "step", "end"]
+    times = [seconds for seconds, _ in timeline.samples]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_peak_equals_mem_tracker(steps_before):
+    torch.manual_seed(0)
+    x = torch.randint(32, (4, 16))
+    peaks = []
+    for use_ours in (True, False):
+        model = GPT(CONFIG)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        for _ in range(steps_before):
+            one_step(model, optimizer, x)
+            optimizer.zero_grad()
+        if use_ours:
+            with MemoryTimeline(model, optimizer) as timeline:
+                one_step(model, optimizer, x)
+            peaks.append(timeline.peak)
+            assert sum(timeline.at_peak.values()) == timeline.peak
+        else:
+            tracker = MemTracker()
+            tracker.track_external(model, optimizer)
+            with tracker:
+                one_step(model, optimizer, x)
+            peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+            # The tracker takes the flattened targets, a view of a batch made outside, for new
+            # memory.
+            peaks[-1] -= x.untyped_storage().nbytes()
+    assert peaks[0] == peaks[1]
+
+
+def test_end_of_step_equals_memory_for_a_model_with_buffers():
+    model = CNN()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with MemoryTimeline(model, optimizer) as timeline:
+        model(torch.randn(4, 1, 8, 8)).sum().backward()
+        optimizer.step()
+        gc.collect()
+    last = timeline.samples[-1][1]
+    assert {kind: last[kind] for kind in KINDS} == memory(model, optimizer)
+    assert last["activations"] == last["temporary"] == 0
+
+
+def test_gradients_stay_gradients_under_accumulation():
+    model, x, y = MLP([6, 6]), torch.randn(2, 6), torch.zeros(2, 6)
+    with MemoryTimeline(model) as timeline:
+        for _ in range(3):
+            (model(x) - y).square().mean().backward()
+    assert timeline.samples[-1][1]["gradients"] == 4 * model.num_params()
+    assert max(kinds["gradients"] for _, kinds in timeline.samples) == 4 * model.num_params()
+    assert [name for _, name in timeline.marks] == ["forward", "backward"] * 3 + ["end"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_checkpointing_lowers_activations_and_recomputes_them_in_backward():
+    x = torch.randint(32, (8, 16))
+    runs = {}
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        model = GPT(CONFIG)
+        if wrapped:
+            model.blocks = nn.ModuleList(Checkpointed(block) for block in model.blocks)
+        with MemoryTimeline(model) as timeline:
+            loss = next_token_loss(model(x), x)
+            held = timeline.samples[-1][1]["activations"]
+            loss.backward()
+        backward = next(seconds for seconds, name in timeline.marks if name == "backward")
+        rises = [k["activations"] for seconds, k in timeline.samples if seconds > backward]
+        runs[wrapped] = held, max(rises), timeline.peak
+    stream = 8 * 16 * 24 * 4
+    assert runs[True][0] <= runs[False][0] - 3 * 8 * stream
+    assert runs[True][1] > runs[True][0] + 8 * stream, "one block comes back to life at a time"
+    assert runs[True][2] < runs[False][2]
+
+
+def test_no_grad_work_is_temporary_and_views_of_outside_tensors_are_free():
+    model, x = MLP([4, 4], bias=False), torch.randn(8, 4)
+    with MemoryTimeline(model) as timeline, torch.no_grad():
+        y = model(x.view(2, 4, 4)[0])
+    assert timeline.at_peak == dict.fromkeys(TIMELINE_KINDS, 0) | {
+        "parameters": 64,
+        "temporary": 64,
+    }
+    assert y.shape == (4, 4)
+
+
+def test_resized_storages_are_followed():
+    model = MLP([2, 2], bias=False)
+    original = torch.UntypedStorage.resize_
+    with MemoryTimeline(model) as timeline:
+        flat = torch.empty(100)
+        flat.untyped_storage().resize_(0)
+        flat.untyped_storage().resize_(800)
+        del flat
+    assert [sum(kinds.values()) - 16 for _, kinds in timeline.samples[1:]] == [400, 0, 800, 0]
+    assert torch.UntypedStorage.resize_ is original
+
+
+def test_an_error_inside_leaves_torch_as_it_was():
+    model, original = MLP([2, 2]), torch.UntypedStorage.resize_
+    timeline = MemoryTimeline(model)
+    with pytest.raises(ZeroDivisionError), timeline:
+        raise ZeroDivisionError
+    assert torch.UntypedStorage.resize_ is original
+    assert (
+        not model._forward_pre_hooks and not model.blocks[0][0].weight._post_accumulate_grad_hooks
+    )
+    with timeline:
+        model(torch.ones(1, 2))
+        with pytest.raises(RuntimeError, match="open already"):
+            timeline.__enter__()
+    assert timeline.peak == 4 * (6 + 2 + 2), "weights, input and output"
+
+
+def test_named_marks():
+    model = MLP([2, 2])
+    with MemoryTimeline(model) as timeline:
+        timeline.mark("loading")
+    assert [name for _, name in timeline.marks] == ["loading", "end"]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: the same bytes on CUDA tensors"
+)
+def test_timeline_on_cuda_equals_cpu():
+    x, seen = torch.randint(32, (4, 16)), []
+    for device in ("cpu", "cuda"):
+        model = MLP([16, 8, 2]).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        with MemoryTimeline(model, optimizer) as timeline:
+            model(x.float().to(device)).sum().backward()
+            optimizer.step()
+        seen.append((timeline.at_peak, memory(model, optimizer)))
+    assert seen[0][1] == seen[1][1]
+
+
+# ---- speed
+
+
+def test_peak_and_utilization():
+    peak = matmul_peak(size=256, repeats=3)
+    assert 1e8 < peak < 1e15
+    assert utilization(flops=50, seconds=2, peak=100) == 0.25
+    with pytest.raises(ValueError, match="seconds 0"):
+        utilization(1, 0, 1)
+    with pytest.raises(ValueError, match="at least 1"):
+        matmul_peak(size=0)

@@ -33,8 +33,11 @@ class Kernel:
         return self.client.execute(code)
 
     def wait(self, message_id):
-        """(text on stdout and stderr, the error's traceback or None) of a cell that was sent."""
-        text, error = "", None
+        """(text on stdout and stderr, the error's traceback or None) of a cell that was sent.
+
+        What it displayed is left in `self.shown`, one dict of texts by kind for each display.
+        """
+        text, error, self.shown = "", None, []
         while True:
             message = self.client.get_iopub_msg(timeout=DEADLINE)
             if message["parent_header"].get("msg_id") != message_id:
@@ -42,6 +45,8 @@ class Kernel:
             content = message["content"]
             if message["msg_type"] == "stream":
                 text += content["text"]
+            elif message["msg_type"] in ("display_data", "update_display_data"):
+                self.shown.append(content["data"])
             elif message["msg_type"] == "error":
                 error = "\n".join(content["traceback"])
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
@@ -108,7 +113,8 @@ def test_a_function_of_one_cell_uses_those_of_others(kernel):
     for cell in CELLS:
         text, error = kernel.run(cell)
         assert error is None, error
-    assert text.strip() == "[(120.0, 0), (120.0, 1), (120.0, 2), (120.0, 3)] True cell 4:3"
+    pairs = [(120.0, rank) for rank in range(4)]
+    assert text.strip() == f"{pairs} True cell 4:3"
     kernel.run("scale = 100")
     text, _ = kernel.run(CELLS[-1])
     assert "1200.0" in text, "a changed global is sent anew"
@@ -124,6 +130,25 @@ def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(kernel):
     assert "raise ValueError('mine')" in error
     assert "rank 1 raised ValueError: mine at cell 2:3" in error
     assert "launcher" not in error and "ipykernel" not in error and "job.py" not in error
+
+
+COUNTS = """
+import ddpz_lite as dz, torch.distributed as dist
+def count():
+    for _ in dz.progress(range(5), label="batch"):
+        dist.barrier()
+dz.launch(count, 2);
+"""
+
+
+def test_the_bar_of_a_notebook_ends_as_a_line_without_times(kernel):
+    text, error = kernel.run(COUNTS)
+    assert error is None and text == ""
+    assert "<progress" in kernel.shown[0]["text/html"]
+    assert kernel.shown[-1] == {
+        "text/html": "batch 5 of 5 on 2 ranks",
+        "text/plain": "batch 5 of 5 on 2 ranks",
+    }
 
 
 WAITS = """

@@ -256,7 +256,7 @@ def test_a_stall_needs_every_way_out_to_be_closed(boards):
     one.enter(COLLECTIVE, b"all_reduce", "cell 7:3", index=0, number=0)
     assert reader.stall(set()) is None  # rank 2 may still call
     two.mark("returned")
-    assert "rank 2 returned without calling it" in reader.stall(set())
+    assert "rank 2 returned without calling it" in reader.stall(set()).sentence
     publish(two, 0)  # it did call, without waiting
     assert reader.stall(set()) is None
 
@@ -266,7 +266,7 @@ def test_a_rank_that_has_ended_counts_even_if_it_could_not_say_so(boards):
     publish(zero, 0)
     zero.enter(COLLECTIVE, b"barrier", "cell 7:3", index=0, number=0)
     assert reader.stall(set()) is None
-    assert "rank 1 returned without calling it" in reader.stall({1})
+    assert "rank 1 returned without calling it" in reader.stall({1}).sentence
 
 
 def test_messages_on_their_way_are_not_a_stall(boards):
@@ -274,12 +274,12 @@ def test_messages_on_their_way_are_not_a_stall(boards):
     key = zero.key(0, 0)
     zero.enter(RECV, b"recv", "a.py:1", index=0, number=0, peer=1)
     one.enter(RECV, b"recv", "a.py:2", index=0, number=0, peer=0)
-    assert "each waits for another" in reader.stall(set())
+    assert "each waits for another" in reader.stall(set()).sentence
     one.count_message(digest(key, "send", 1, 0, 0), time.monotonic())  # sent, not waited for
     assert reader.stall(set()) is None
     one.enter(RECV, b"recv", "a.py:2", index=0, number=0, peer=0, tag=5)
     zero.enter(RECV, b"recv", "a.py:1", index=0, number=1, peer=1)  # the second message
-    assert "rank 0 waits in recv from rank 1" in reader.stall(set())
+    assert "rank 0 waits in recv from rank 1" in reader.stall(set()).sentence
 
 
 def test_a_wait_with_a_limit_or_with_other_threads_is_not_a_stall(boards):

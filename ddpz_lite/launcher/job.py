@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .channel import Channel, Inbox
 from .engines import Engine
@@ -37,6 +37,9 @@ from .rank import Orders
 from .ranks import START_DEADLINE, EngineGone, Ranks
 from .run import Run
 
+if TYPE_CHECKING:
+    from ..wire.stall import Stall
+
 TICK = 0.05  # seconds between two looks at the board
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
 GRACE_CONSEQUENCE = 0.5  # seconds to wait for the cause when only its consequences are known
@@ -55,7 +58,7 @@ class Job:
         self.failures: list[Failure] = []
         self.status: dict[int, int] = {}
         self.started = self.over = self.killed = self.stacks_fresh = False
-        self.doom: str | None = None  # the stall that the board reported at the last look
+        self.doom: Stall | None = None  # the stall that the board reported at the last look
         self.bar: Bar | None = None
 
     def run(self) -> Run:
@@ -200,12 +203,10 @@ class Job:
                     f"launch: no process could be started within {START_DEADLINE:.0f} s"
                 )
         elif now > self.origin + self.orders.timeout:
-            self._fail_hang(
-                "timeout", f"the job did not end within timeout={self.orders.timeout:g} s"
-            )
+            self._fail_timeout()
         elif self.board and (doom := self.board.stall(gone=set(self.results))) is not None:
             if doom == self.doom:  # twice in a row: not a moment between two calls
-                self._fail_hang("stalled", doom)
+                self._fail_stalled(doom)
             self.doom = doom
         else:
             self.doom = None
@@ -217,28 +218,24 @@ class Job:
         self._until(lambda: time.monotonic() > deadline)
         self.stacks_fresh = True
 
-    def _fail_hang(self, kind: str, sentence: str) -> None:
-        """Nobody failed, and yet the job cannot go on: collect every rank's stack first."""
+    def _fail_stalled(self, stall: Stall) -> None:
+        """Ranks wait for what can never come."""
         self._ask_for_stacks()
-        rank = self._suspect(kind)
-        if kind == "timeout":
-            sentence += f". Look first at rank {rank}: it {self._positions()[rank]}"
-        failure = Failure(-1, kind, time.monotonic(), sentence, self.folder.stack_place(rank))
-        self._fail(failure, rank)
+        self._fail_hang("stalled", stall.rank, stall.sentence)
 
-    def _suspect(self, kind: str) -> int:
-        """The rank to look at first: one that runs on by itself, else one that left, else the first
-        that waits.
-        """
+    def _fail_timeout(self) -> None:
+        """Time is up: look first at a rank that runs by itself, else at one that has left."""
+        self._ask_for_stacks()
         here = [rank for rank in range(self.world_size) if rank not in self.results]
-        waiting = [rank for rank in here if self._place(rank)[0]]
-        running = [rank for rank in here if rank not in waiting]
-        order = (
-            [running, sorted(self.results)]
-            if kind == "timeout"
-            else [sorted(self.results), running]
-        )
-        return next((group[0] for group in (*order, waiting) if group), 0)
+        running = [rank for rank in here if not self._place(rank)[0]]
+        rank = [*running, *sorted(self.results), *here][0]
+        late = f"the job did not end within timeout={self.orders.timeout:g} s"
+        first = f"Look first at rank {rank}: it {self._positions()[rank]}"
+        self._fail_hang("timeout", rank, f"{late}. {first}")
+
+    def _fail_hang(self, kind: str, rank: int, sentence: str) -> None:
+        where = self.folder.stack_place(rank)
+        self._fail(Failure(-1, kind, time.monotonic(), sentence, where), rank)
 
     def _fail(self, root: Failure, rank: int | None = None) -> None:
         positions = self._positions()

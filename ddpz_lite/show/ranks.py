@@ -14,7 +14,8 @@ from ddpz_lite.show.style import in_seconds, look, seconds_unit
 @dataclass(frozen=True)
 class Bar:
     """One stretch of one rank, in seconds since the first event of the run. lane: "compute" or
-    "traffic"."""
+    "traffic".
+    """
 
     rank: int
     lane: str
@@ -26,7 +27,11 @@ class Bar:
 def bars(run: Any) -> list[Bar]:
     """The spans and collectives of a run, on one clock that starts with the first of them."""
     found = [(s.rank, "compute", s.name, s.started, s.finished) for s in run.spans]
-    found += [(r.rank, "traffic", r.op, r.started, r.finished) for r in run.ledger]
+    found += [
+        (r.rank, "traffic", r.op, r.started, r.finished)
+        for r in run.ledger
+        if r.finished is not None
+    ]
     if not found:
         raise ValueError(
             "show.timeline: this run recorded nothing. Launch with record=True, and let the ranks "

@@ -11,7 +11,8 @@ an answer really communicates.
     records, spans = wire.detach()
 
 `dz.launch` does this for every rank. What needs torch is imported by `attach`: the launcher uses
-the board without it."""
+the board without it.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ whether monitored_barrier is allowed, how sub-groups are made. A group on the wi
 called what it is inside. torch keeps the name in a table that it fills after it has made the group,
 and reads again to make sub-groups. So `attach` wraps the one function that makes all groups: it
 asks for "wire" whatever real backend was asked for, and afterwards writes the real name into the
-table. `detach` puts the function back."""
+table. `detach` puts the function back.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ class Board(Reading):
         bounded: bool = False,
     ) -> None:
         """The main thread begins to wait. bounded: it will give up by itself, so it is not
-        stuck."""
+        stuck.
+        """
         unsure = bounded or self._unsure()
         place = where.encode()[:TEXT]
         since = time.monotonic()
@@ -171,7 +172,8 @@ class Board(Reading):
 
     def count_message(self, key: bytes, arrival: float) -> int:
         """Announce one more message on a channel; returns its number there, -1 if there are more
-        channels than the board follows."""
+        channels than the board follows.
+        """
         place = self._channels.get(key)
         if place is None:
             if len(self._channels) == CHANNELS:

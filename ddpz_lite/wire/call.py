@@ -2,7 +2,8 @@
 
 A training loop makes the same few calls thousands of times. Everything that can be known from the
 operation, the shapes and the options (the cost, the signature that the ranks compare, the words for
-a report) is therefore worked out once per process group and kept."""
+a report) is therefore worked out once per process group and kept.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def build(
     """A call on the group of global `ranks`, made by group rank `rank`.
 
     tensors: what this rank passes, for the words. elements: of the full tensor. root: in the group.
-    equal: whether the operation wants the same number of elements from every rank."""
+    equal: whether the operation wants the same number of elements from every rank.
+    """
     first = tensors[0]
     itemsize = first.element_size()
     extras = [reduce_op] if reduce_op else []
@@ -100,7 +102,8 @@ def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call
     up locally.
 
     Ranks may hold different numbers of elements, so what is passed on for others is not known here:
-    the cost takes them to be as many as this rank's. `elements` counts the values."""
+    the cost takes them to be as many as this rank's. `elements` counts the values.
+    """
     held = tensor.coalesce()
     values, others = held.values(), len(ranks) - 1
     nbytes = values.numel() * values.element_size() + held.indices().numel() * 8
@@ -121,7 +124,8 @@ def uneven(
     call: Call, sends: Sequence[int], receives: Sequence[int], rank: int, itemsize: int
 ) -> Call:
     """The same all_to_all with its real cost: each part goes straight to its rank, the own one
-    stays."""
+    stays.
+    """
     out = (sum(sends) - sends[rank]) * itemsize
     into = (sum(receives) - receives[rank]) * itemsize
     return call._replace(cost=cost.Cost(out, 1 if len(sends) > 1 else 0, float(max(out, into))))

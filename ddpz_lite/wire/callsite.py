@@ -5,7 +5,8 @@ A collective is issued by torch, often from C++ and far below the line that caus
 innermost frame which belongs neither to torch, nor to this library, nor to Python's own library.
 Code from a notebook cell is named by its cell, "cell 12:3".
 
-Nothing here imports torch: the launcher uses this module in the kernel too."""
+Nothing here imports torch: the launcher uses this module in the kernel too.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +22,9 @@ UNKNOWN = "?"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_PARTS_OF_TORCH = (
-    "torch" + os.sep,
-    "typing_extensions.py",
-)  # the latter wraps deprecated functions
-_TORCH = tuple(place + part for place in _INSTALLED for part in _PARTS_OF_TORCH)
-_TYPED = (
-    "<string>",
-    "<stdin>",
-    "<ipython-input",
-)  # code without a file that is still the learner's
+_WRAPPERS = ("torch" + os.sep, "typing_extensions.py")  # the second wraps what torch deprecates
+_TORCH = tuple(place + part for place in _INSTALLED for part in _WRAPPERS)
+_TYPED = ("<string>", "<stdin>", "<ipython-input")  # without a file, and still the learner's
 
 _cells: dict[str, str] = {}  # file name -> "cell 12"
 _library: dict[str, bool] = {}  # file name -> whether it is to be skipped
@@ -48,7 +42,8 @@ def set_cells(cells: Mapping[str, str]) -> None:
 
 def is_library(filename: str) -> bool:
     """Whether frames of this file are machinery (torch, this library, Python's own) and not the
-    learner's code."""
+    learner's code.
+    """
     known = _library.get(filename)
     if known is None:
         known = _library[filename] = _is_library(filename)
@@ -72,7 +67,8 @@ def set_name(filename: str) -> str:
 
 def filename(name: str) -> str:
     """The file behind the name in a label: the inverse of the naming by `set_cells`, other names as
-    they are."""
+    they are.
+    """
     return next((file for file, cell in _cells.items() if cell == name), name)
 
 
@@ -102,7 +98,8 @@ def caller() -> str:
     """The label of the learner's line that led to this call.
 
     A thread without any line of the learner's (autograd runs backward on GPUs in its own threads)
-    is taken to work for the main thread, so its line is used. "?" if that has none either."""
+    is taken to work for the main thread, so its line is used. "?" if that has none either.
+    """
     found = of_frame(sys._getframe(1))
     if found is None and threading.get_ident() != _main:
         found = of_frame(sys._current_frames().get(_main))

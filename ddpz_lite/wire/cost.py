@@ -19,7 +19,8 @@ in one rank's part:
 gloo cuts a tensor into 2N segments or more, whole elements each, so a length that does not divide
 by 2N leaves ranks with unequal shares; the formulas below follow it. Sources: gloo `allreduce.cc`,
 `reduce.cc`, `broadcast.cc`, `allgather.cc`, `barrier.cc`; NCCL ring: Patarasuk and Yuan 2009,
-section 3."""
+section 3.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ SEGMENT = 1 << 20  # bytes: gloo's largest segment
 
 class Cost(NamedTuple):
     """sent: bytes this rank puts on the wire. A shaped network takes `steps` latencies and the time
-    of `path` bytes."""
+    of `path` bytes.
+    """
 
     sent: int
     steps: int
@@ -41,7 +43,8 @@ def collective(
     op: str, backend: str, rank: int, size: int, nbytes: int, itemsize: int, root: int = 0
 ) -> Cost:
     """The cost of a collective for `rank` of `size`; nbytes: bytes of the full tensor (see
-    `group.Call`), not of a part."""
+    `group.Call`), not of a part.
+    """
     if size == 1:
         return Cost(0, 0, 0.0)
     part, others = nbytes // size, size - 1
@@ -88,7 +91,8 @@ def children(rank: int, size: int, root: int) -> list[int]:
 
 def _segments(size: int, nbytes: int, itemsize: int) -> tuple[int, int]:
     """gloo's cut of a tensor: (bytes in a segment, segments in a rank's chunk); the tail may be
-    short or empty."""
+    short or empty.
+    """
     largest = SEGMENT // itemsize * itemsize
     segment = min(-(-nbytes // (2 * size)), largest)
     segment = -(-segment // itemsize) * itemsize
@@ -102,7 +106,8 @@ def _between(start: int, length: int, total: int) -> int:
 
 def _ring_all_reduce(rank: int, size: int, nbytes: int, itemsize: int) -> int:
     """Reduce-scatter sends every chunk but the rank's own, all-gather every chunk but its left
-    neighbour's."""
+    neighbour's.
+    """
     segment, per_rank = _segments(size, nbytes, itemsize)
     chunk = segment * per_rank
     kept = (_between(index * chunk, chunk, nbytes) for index in (rank, (rank - 1) % size))
@@ -114,7 +119,8 @@ def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) ->
     to the root.
 
     (With more than two segments to a chunk, that is from 2N MB on, this is more than a ring needs;
-    gloo does send it.)"""
+    gloo does send it.)
+    """
     segment, per_rank = _segments(size, nbytes, itemsize)
     chunk = segment * per_rank
     kept = _between((rank + 1) * chunk - 2 * segment, 2 * segment, nbytes)

@@ -40,7 +40,8 @@ TEXT = 88  # bytes of a description or a place in a slot
 @dataclass(frozen=True)
 class Position:
     """Where a rank is. phase: "starting", "running", "waiting", "returned" or "raised"; the rest
-    is set only while it waits."""
+    is set only while it waits.
+    """
 
     phase: str
     op: str | None = None

@@ -1,7 +1,8 @@
 """What a rank did: its collectives and messages, and the stretches of time that the learner named.
 
 While a job runs the wire only appends small lists; records are built once, at `detach`, from the
-clock that all processes of a machine share (time.monotonic), less the job's origin."""
+clock that all processes of a machine share (time.monotonic), less the job's origin.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+GRACE = 0.1  # seconds for the last operations to be noted
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -18,7 +21,8 @@ class Record:
 
     elements counts the full tensor: the output of an all_gather, the input of a reduce_scatter, all
     parts of a scatter. bytes_sent is what the backend's algorithm makes this rank send (see
-    `wire.cost`), not the size of the tensor."""
+    `wire.cost`), not the size of the tensor.
+    """
 
     rank: int  # global
     seq: int  # place in this rank's ledger, from 0
@@ -27,17 +31,11 @@ class Record:
     elements: int
     bytes_sent: int
     started: float  # seconds since the job's origin: when the rank issued it
-    finished: (
-        float | None
-    )  # when it was complete on this rank; None if it never was (a job that failed)
+    finished: float | None  # when it was complete here; None if it never was (a job that failed)
     where: str  # the learner's line: "cell 12:3" or "train.py:40"
     group: tuple[int, ...]  # global ranks
-    peer: (
-        int | None
-    )  # global rank at the other end of a send or recv; the root of a rooted collective
-    group_seq: (
-        int | None
-    )  # place among the collectives of this group, from 0; None for a send or recv
+    peer: int | None  # global: the other end of a send or recv, the root of a rooted collective
+    group_seq: int | None  # place among the collectives of this group; None for a send or recv
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +56,11 @@ class Entry:
     def __init__(
         self, call: Any, group: tuple[int, ...], group_seq: int | None, peer: int | None, where: str
     ) -> None:
-        self.call, self.group, self.group_seq, self.peer, self.where = (
-            call,
-            group,
-            group_seq,
-            peer,
-            where,
-        )
+        self.call, self.where = call, where
+        self.group, self.group_seq, self.peer = group, group_seq, peer
         self.started = time.monotonic()
         self.finished: float | None = None
-        self.events: tuple[Any, Any] | None = (
-            None  # CUDA events at both ends, where a GPU runs the operation
-        )
+        self.events: tuple[Any, Any] | None = None  # CUDA events at both ends, with NCCL
 
 
 class Ledger:
@@ -81,6 +72,14 @@ class Ledger:
         self.spans: list[Span] = []
 
     def records(self) -> list[Record]:
+        """All records so far.
+
+        The backend's thread wakes whoever waits for a result before it calls back to note the time:
+        the last notes may still be on their way. What is really unfinished stays so.
+        """
+        patience = time.monotonic() + GRACE
+        while any(e.finished is None for e in self.entries) and time.monotonic() < patience:
+            time.sleep(0.001)
         return [self._record(seq, entry) for seq, entry in enumerate(self.entries)]
 
     def _record(self, seq: int, entry: Entry) -> Record:
@@ -109,7 +108,8 @@ def span(name: str) -> Iterator[None]:
     """Name what this rank does inside the block: `with dz.span("forward"): ...` shows in the
     timeline.
 
-    Outside a recorded job it does nothing."""
+    Outside a recorded job it does nothing.
+    """
     started = time.monotonic()
     try:
         yield

@@ -2,7 +2,8 @@
 
 A backend does not notice (gloo and NCCL match calls by their order alone): it hangs, dies of a
 broken message, or gives back garbage. The ranks of a group must make the same calls in the same
-order; here they compare notes before each one."""
+order; here they compare notes before each one.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ On one machine all ranks share memory, so communication looks free and nothing t
 it seems worth doing. A `Network` gives the job the two numbers of the alpha-beta model (Hockney
 1994; Thakur, Rabenseifner and Gropp 2005, section 3): a message of n bytes takes `latency + n /
 bandwidth` seconds. With `nodes` > 1 the ranks are dealt to nodes in blocks, and what crosses a node
-boundary takes the `inter_` figures."""
+boundary takes the `inter_` figures.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +57,14 @@ class Network:
 
     def node_of(self, rank: int, world_size: int) -> int:
         """The node of a global rank: ranks are dealt in blocks, in order; sizes differ by at most
-        one."""
+        one.
+        """
         return rank * self.nodes // world_size
 
     def link(self, ranks: Iterable[int], world_size: int) -> tuple[float, float]:
         """(latency, bandwidth) between these global ranks: the inter-node figures if they are not
-        all on one node."""
+        all on one node.
+        """
         if len({self.node_of(rank, world_size) for rank in ranks}) <= 1:
             return self.latency, self.bandwidth
         latency = self.latency if self.inter_latency is None else self.inter_latency

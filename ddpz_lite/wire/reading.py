@@ -1,11 +1,13 @@
 """The board as anyone may read it: the launcher for its reports, the ranks for each other's
-calls."""
+calls.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+from typing import TYPE_CHECKING
 
 from .layout import (
     CHANNELS,
@@ -32,6 +34,9 @@ from .layout import (
     Slot,
     text,
 )
+
+if TYPE_CHECKING:
+    from .stall import Stall
 
 _EMPTY = bytes(KEY)
 
@@ -92,8 +97,8 @@ class Reading:
             name += f" from {'any rank' if at.peer is None else f'rank {at.peer}'}"
         return f"{name} ({at.where})"
 
-    def stall(self, gone: set[int]) -> str | None:
-        """One sentence when some ranks can never go on, else None. gone: ranks that have ended.
+    def stall(self, gone: set[int]) -> Stall | None:
+        """What keeps some ranks stuck for good, or None. gone: ranks that have ended.
 
         Certain when it speaks; cheap enough to ask twenty times a second. See `wire.stall`.
         """
@@ -156,7 +161,8 @@ class Reading:
 
     def arrival(self, rank: int, key: bytes, number: int) -> float | None:
         """When a rank issued collective `number` of a group, -inf if that is long past; None
-        if it has not."""
+        if it has not.
+        """
         if self.issued(rank, key) <= number:
             return None
         slot = self.slot(rank, self._groups[rank, key], number)
@@ -166,7 +172,8 @@ class Reading:
 
     def messages(self, rank: int, key: bytes) -> int:
         """How many messages a rank has announced on its side of a channel; -1 if it has so many
-        channels that this one may have gone uncounted."""
+        channels that this one may have gone uncounted.
+        """
         place = self._find_channel(rank, key)
         if place is not None:
             return QUAD.unpack_from(self._map, place + COUNT_AT)[0]
@@ -175,7 +182,8 @@ class Reading:
 
     def message_arrival(self, rank: int, key: bytes, number: int) -> float | None:
         """When a rank announced message `number` of a channel, -inf if that is long past; None
-        if it has not."""
+        if it has not.
+        """
         place = self._find_channel(rank, key)
         count = 0 if place is None else QUAD.unpack_from(self._map, place + COUNT_AT)[0]
         if count <= number:

@@ -39,7 +39,8 @@ class Session:
 
 class GpuTimes:
     """When a GPU ran what NCCL was asked for, from CUDA events; read at the end, so that nothing
-    waits for them."""
+    waits for them.
+    """
 
     def __init__(self) -> None:
         self._zero: tuple[torch.cuda.Event, float] | None = None  # an event and its clock time

@@ -10,7 +10,8 @@ others arrived is read from the board.
 Every rank works out the end of a collective from the same published arrivals, so the ranks agree
 without asking. A rank publishes as its arrival the moment when its own link is free, if that is
 later than the call. Operations are settled in the order in which they became ready, not in the
-order in which the backend's threads happen to finish them."""
+order in which the backend's threads happen to finish them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _PR_SET_TIMERSLACK = 29
 @dataclass(eq=False)
 class Transfer:
     """One operation on the link. `ready()` tells when its last participant arrived, or None if it
-    cannot know yet."""
+    cannot know yet.
+    """
 
     ready: Callable[[bool], float | None]
     latency: float  # seconds on the way, when the link is free for others already
@@ -69,7 +71,8 @@ class Link:
 
     def settle(self, transfer: Transfer) -> float:
         """The end of a transfer whose data has arrived; settles those that became ready before it
-        first."""
+        first.
+        """
         with self._lock:
             while transfer.finish is None:
                 known = [(t.ready(t is transfer), index) for index, t in enumerate(self._waiting)]
@@ -99,15 +102,16 @@ class Clock:
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
         """Run `action` in the clock's thread, at `moment` or as soon after it as the system wakes
-        us."""
+        us.
+        """
         with self._changed:
             heapq.heappush(self._due, (moment, next(self._order), action))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="ddpz-wire-clock", daemon=True
                 )
-                self._thread.start()
                 self._started()
+                self._thread.start()
             self._changed.notify()
 
     def _run(self) -> None:
@@ -122,7 +126,8 @@ class Clock:
 
 def sharpen_sleep() -> None:
     """Ask Linux to wake this thread on time; by default it may be 50 microseconds late, to save
-    power."""
+    power.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 

@@ -10,9 +10,12 @@ A rank counts as stuck only if its main thread waits inside an operation, no oth
 it could call one, and it does not wait with a time limit. A peer that has issued its part, even
 without waiting for it, or that runs Python code, counts as able to move. Heads are read twice
 around everything else: a rank whose version did not change in between waited all that time, and a
-rank that waits issues nothing, so all that was read held at one moment."""
+rank that waits issues nothing, so all that was read held at one moment.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from .layout import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
 from .reading import Reading
@@ -20,8 +23,16 @@ from .reading import Reading
 _ENDED = (PHASES.index("returned"), PHASES.index("raised"))
 
 
-def explain(board: Reading, gone: set[int]) -> str | None:
-    """One sentence about the ranks that are stuck for good, or None."""
+@dataclass(frozen=True)
+class Stall:
+    """Ranks that can never go on: one sentence about it, and the rank to look at first."""
+
+    sentence: str
+    rank: int
+
+
+def explain(board: Reading, gone: set[int]) -> Stall | None:
+    """What keeps some ranks stuck for good, or None."""
     heads = [board.head(rank) for rank in range(board.world_size)]
     ended = {rank for rank, head in enumerate(heads) if rank in gone or head.phase in _ENDED}
     waiting = {
@@ -43,12 +54,13 @@ def explain(board: Reading, gone: set[int]) -> str | None:
         board.head(rank).version != heads[rank].version for rank in (*stuck, *(ended - gone))
     ):
         return None
-    return _sentence(board, stuck, ended)
+    return _stall(board, stuck, ended)
 
 
 def _needs(board: Reading, rank: int, head: Head) -> set[int] | None:
     """The ranks whose call this wait needs and that have not made it; None if it may end by
-    itself."""
+    itself.
+    """
     if head.unsure:
         return None
     key = board.key(rank, head.index)
@@ -82,7 +94,8 @@ def _partners(
     board: Reading, rank: int, head: Head, members: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """The ranks with which an all_to_all really exchanges something; None for a group too large to
-    say."""
+    say.
+    """
     if len(members) > SPLITS:
         return None
     size = len(members)
@@ -90,17 +103,19 @@ def _partners(
     return tuple(peer for i, peer in enumerate(members) if parts[i] or parts[size + i])
 
 
-def _sentence(board: Reading, stuck: dict[int, set[int]], ended: set[int]) -> str:
-    """ "rank 1 waits in all_reduce #4 (cell 7:3); rank 0 returned without calling it"."""
+def _stall(board: Reading, stuck: dict[int, set[int]], ended: set[int]) -> Stall:
+    """As in "rank 1 waits in all_reduce #4 (cell 7:3); rank 0 returned without calling it"."""
     for rank, need in stuck.items():
         missing = sorted(need & ended)
         if missing:
             has = "returned" if len(missing) == 1 else "have returned"
             call = board.call(board.position(rank))
-            return f"rank {rank} waits in {call}; {_ranks(missing)} {has} without calling it"
+            sentence = f"rank {rank} waits in {call}; {_ranks(missing)} {has} without calling it"
+            return Stall(sentence, missing[0])
     cycle = _cycle(stuck)
     parts = [f"rank {rank} waits in {board.call(board.position(rank))}" for rank in cycle]
-    return f"{'; '.join(parts)}: each waits for another of them to move, so none ever will"
+    sentence = f"{'; '.join(parts)}: each waits for another of them to move, so none ever will"
+    return Stall(sentence, cycle[0])
 
 
 def _cycle(stuck: dict[int, set[int]]) -> list[int]:

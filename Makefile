@@ -25,10 +25,10 @@ help:  ## this list
 
 setup:  ## create .venv and install the course (the other targets do this first)
 	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Cure: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
-	@$(PYTHON) tools/environment.py $(if $(TORCH),--torch=$(TORCH))
+	@$(PYTHON) .ci/environment.py $(if $(TORCH),--torch=$(TORCH))
 
 lab: setup  ## open JupyterLab at lesson 00
-	$(RUN) jupyterlab $(LAB_AS_ROOT) $(ARGS) lessons/00_start_here.ipynb
+	$(RUN) jupyterlab $(LAB_AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(ARGS)
 
 test: setup  ## all tests and all notebooks
 	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) $(ARGS) tests $(NOTEBOOKS)
@@ -47,7 +47,7 @@ lint: setup  ## check the style of code and notebooks
 	$(RUN) ruff format --check .
 
 lock: setup  ## write requirements.lock anew from pyproject.toml
-	$(PYTHON) tools/environment.py lock
+	$(PYTHON) .ci/environment.py lock
 
 clean:  ## remove .venv and what the tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache

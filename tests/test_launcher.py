@@ -5,6 +5,7 @@ import io
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -194,6 +195,7 @@ def test_progress_of_all_ranks_is_one_bar(monkeypatch):
         assert [entry[2] for entry in mine] == sorted(entry[2] for entry in mine)
 
 
+@pytest.mark.slow
 def test_sixty_four_launches_leave_nothing_behind(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dz.launch(rank_and_sum, 2, args=(0,))
@@ -281,3 +283,29 @@ def test_the_pool_of_warm_processes_does_the_same(pool):
     pool.close()
     assert [process for process in leftovers.processes() if process not in processes] == []
     assert leftovers.descriptors() <= descriptors
+
+
+SCRIPT = """
+import ddpz_lite as dz
+import torch.distributed as dist
+
+print(sorted(dz.launch(dist.get_rank, 2)))
+"""
+
+
+def test_a_script_needs_no_guard_and_ends_without_a_warning(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    command = [sys.executable, "-W", "error", "-X", "dev", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr, done.returncode) == ("[0, 1]\n", "", 0)
+
+
+def test_an_import_alone_ends_at_once():
+    """The fork server is still importing torch when the program is over."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=100)
+    torch_alone = time.perf_counter() - began
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import ddpz_lite"], check=True, timeout=100)
+    assert time.perf_counter() - began < torch_alone

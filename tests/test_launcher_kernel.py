@@ -123,7 +123,8 @@ def test_a_function_of_one_cell_uses_those_of_others(kernel):
 def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(kernel):
     kernel.run("import ddpz_lite as dz, torch, torch.distributed as dist")
     kernel.run(
-        "def fail():\n    if dist.get_rank() == 1:\n        raise ValueError('mine')\n    dist.barrier()"
+        "def fail():\n    if dist.get_rank() == 1:\n"
+        "        raise ValueError('mine')\n    dist.barrier()"
     )
     _, error = kernel.run("dz.launch(fail, 2)")
     assert 'File "cell 2", line 3, in fail' in error
@@ -230,6 +231,7 @@ print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(5)])
 """
 
 
+@pytest.mark.slow
 def test_two_kernels_at_once_do_not_disturb_each_other(kernel, tmp_path_factory):
     other = Kernel(tmp_path_factory.mktemp("other"))
     try:

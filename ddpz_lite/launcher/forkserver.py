@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import threading
 
 from .ranks import EngineGone, Output, Ranks, environment
 from .zygote import REQUEST
+
+PATIENCE = 0.5  # seconds for the zygote to end its jobs and itself
 
 
 class ForkServer:
@@ -42,6 +45,7 @@ class ForkServer:
                     env=environment(),
                 )
             self._owner = os.getpid()
+            atexit.register(self.close)
 
     def start(self, world_size: int, folder: str) -> Ranks:
         self.warm()
@@ -71,10 +75,15 @@ class ForkServer:
 
     def close(self) -> None:
         """End the zygote; the next job starts another."""
+        atexit.unregister(self.close)
         with self._lock:
             if self._owner == os.getpid():
                 self._requests.close()
-                self._process.wait()
+                try:
+                    self._process.wait(PATIENCE)
+                except subprocess.TimeoutExpired:  # still importing torch: it has no job to end
+                    self._process.kill()
+                    self._process.wait()
                 self._errors.close()
             self._owner = None
 

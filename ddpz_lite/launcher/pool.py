@@ -6,6 +6,7 @@ spares are ready. A process is never used twice, so that no job sees what anothe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -50,6 +51,7 @@ class Pool:
             for worker in workers:
                 worker.process.kill()
             raise
+        atexit.register(self.close)
         job = threading.Thread(target=self._attend, args=(workers, ours), daemon=True)
         self._jobs = [*filter(threading.Thread.is_alive, self._jobs), job]
         job.start()
@@ -57,6 +59,7 @@ class Pool:
 
     def close(self) -> None:
         """End the spares; the pool can be used again, cold."""
+        atexit.unregister(self.close)
         for job in self._jobs:
             job.join()
         with self._lock:

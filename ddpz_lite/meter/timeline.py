@@ -57,7 +57,8 @@ class MemoryTimeline(TorchDispatchMode):
     activations   results made while autograd records: kept for backward, or dropped at once.
                   Checkpointing's second forward counts here too, although it runs inside backward.
     temporary     results made while it does not: gradients of activations, the optimizer's
-                  scratch, evaluation.
+                  scratch, evaluation, and all that a hand-written autograd Function makes in its
+                  forward, even what it keeps.
 
     Counted are the storages of the model and the optimizer and all that is made inside the `with`.
     A batch made before it is not counted. Memory that an operation takes and gives back inside

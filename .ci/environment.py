@@ -4,8 +4,8 @@ The Makefile calls this file with whatever `python3` the machine has, before any
 So it needs the standard library only, and it says what is missing in one line with the cure.
 A second run finds the stamp of the first and does nothing.
 
-    python3 tools/environment.py            make or refresh .venv
-    python3 tools/environment.py lock       write requirements.lock anew from pyproject.toml
+    python3 .ci/environment.py            make or refresh .venv
+    python3 .ci/environment.py lock       write requirements.lock anew from pyproject.toml
 """
 
 import argparse
@@ -47,12 +47,17 @@ def check_python(version=sys.version_info):
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return
     names = [f"python3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
-    found = next((name for name in names if shutil.which(name)), None)
+    found = next((name for name in names if shutil.which(name) and starts(name)), None)
     cure = f"make lab PYTHON={found or 'python3.13'}"
     if not found:
         cure = f"install Python 3.13, then {cure}"
     wanted = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     stop(f"this is Python {version[0]}.{version[1]} and the course needs {wanted}", cure)
+
+
+def starts(python):
+    """Whether it runs: version managers put names on the path for Pythons that are not chosen."""
+    return run(python, "-c", "", quiet=True).returncode == 0
 
 
 def check_venv_module():
@@ -96,9 +101,9 @@ def read_stamp():
 
 
 def run(*command, quiet=False, **options):
-    """Run a command; True if it succeeded. `quiet` keeps its output from the terminal."""
+    """Run a command and return the finished process. `quiet` keeps its output for the caller."""
     if quiet:
-        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        options.update(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return subprocess.run([str(part) for part in command], **options)
 
 

@@ -8,6 +8,7 @@ never imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -22,7 +23,19 @@ _HOMES = {
     for home, names in {
         "launcher": ("launch", "RankFailed", "Run", "device", "progress"),
         "wire": ("Network", "CollectiveMismatch", "span"),
-        "meter": ("memory", "zero_memory", "MemoryTimeline"),
+        "meter": ("memory", "MemoryTimeline"),
+        "placement": ("zero_memory",),
+        "parallel": ("parallelize",),
+        "ddp": ("DDP",),
+        "zero1": ("ZeRO1",),
+        "zero2": ("ZeRO2",),
+        "zero3": ("ZeRO3",),
+        "checkpoint": (
+            "save_checkpoint",
+            "load_checkpoint",
+            "full_state_dict",
+            "load_full_state_dict",
+        ),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
     }.items()
     for name in names
@@ -56,7 +69,8 @@ def _warm() -> None:
     if not is_rank and not is_command and os.environ.get("DDPZ_WARM", "1") != "0":
         from .launcher.engines import engine
 
-        engine().warm()
+        with contextlib.suppress(OSError):  # no process can start now: launch will say so, if asked
+            engine().warm()
 
 
 _warm()

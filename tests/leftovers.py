@@ -8,8 +8,8 @@ WITHIN = 2.0  # seconds that the system may take
 
 
 def processes(root: int | None = None) -> list[psutil.Process]:
-    """Descendants of process `root` (this one by default), other than the fork server, that are
-    still there after a while.
+    """Descendants of process `root` (this one by default) that are still there after a while, other
+    than the fork server and the resource tracker that multiprocessing keeps for `root` itself.
     """
     deadline = time.monotonic() + WITHIN
     while True:
@@ -26,6 +26,8 @@ def _is_ours(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
+        if "resource_tracker" in " ".join(process.cmdline()):
+            return _is_server(process.parent())
         return not (_is_server(process) and not _is_server(process.parent()))
     except psutil.NoSuchProcess:
         return False

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import pickle
 import random
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import devices, engines, printer
+from ddpz_lite.launcher import devices, engines, printer, ship
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -124,6 +125,103 @@ def test_a_flood_of_output_is_cut_and_said():
         run = dz.launch(prints_a_flood, 1)
     assert len(run.output[0]) == printer.MAX_LINES + 1
     assert "not shown" in out.getvalue().splitlines()[-1]
+
+
+def test_output_without_newlines_is_kept_small():
+    with contextlib.redirect_stdout(io.StringIO()):
+        bar, flood = printer.Printer(1, "stream"), printer.Printer(1, "stream")
+        for step in range(printer.LONGEST):
+            bar.feed(0, b"\rstep %010d\r" % step)
+            assert len(bar._pending[0]) <= 40
+        for _ in range(3 * printer.MAX_LINES * printer.LINE // (1 << 16)):
+            flood.feed(0, b"x" * (1 << 16))
+            assert len(flood._pending[0]) <= printer.LONGEST
+        bar.finish()
+        flood.finish()
+    assert bar.lines == [[f"step {step:010d}"]]
+    shown = sum(map(len, flood.lines[0]))
+    assert shown <= printer.MAX_LINES * printer.LINE
+    assert "not shown" in flood.lines[0][-1]
+
+
+def replaces_its_output():
+    print("before")
+    sys.__stdout__.write("under the old name\n")
+    sys.stdout = None
+    return dist.get_rank()
+
+
+def test_a_rank_may_do_as_it_likes_with_its_streams():
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = dz.launch(replaces_its_output, 2)
+    assert list(run) == [0, 1]
+    assert run.output == [["before", "under the old name"]] * 2
+
+
+def forks_and_comes_back():
+    dist.barrier()
+    if os.fork() == 0:
+        print("a fork")
+        return "the fork's"
+    os.wait()
+    if os.fork() == 0:
+        sys.exit(5)
+    return os.waitstatus_to_exitcode(os.wait()[1])
+
+
+def test_a_fork_that_comes_back_does_not_speak_for_the_rank():
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = dz.launch(forks_and_comes_back, 2)
+    assert list(run) == [5, 5]
+    assert run.output == [["a fork"]] * 2
+
+
+def test_views_of_a_large_buffer_travel_alone():
+    buffer = torch.arange(1 << 20, dtype=torch.float32)  # (1 Mi,), 4 MiB
+    views = [buffer[i : i + 2] for i in range(10)]  # (2,) each
+    views.append(buffer[5:7].clone().requires_grad_())
+    views.append(torch.nn.Parameter(buffer[7:9]))
+    views.append(buffer.view(1024, 1024).t()[:, 0])  # (1024,), strided
+    body = ship.pack_result(views)
+    assert len(body) < 100_000
+    for sent, came in zip(views, pickle.loads(body), strict=True):
+        assert torch.equal(sent, came) and type(sent) is type(came)
+        assert sent.requires_grad == came.requires_grad
+
+
+def test_a_time_limit_of_any_length_is_taken():
+    assert list(dz.launch(nothing, 2, timeout=1e15)) == [None, None]
+
+
+def test_a_folder_deleted_under_the_notebook_does_not_matter(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert list(dz.launch(dist.get_rank, 2)) == [0, 1]
+
+
+def test_too_few_descriptors_are_told_with_the_cure():
+    resource = pytest.importorskip("resource")
+    dz.launch(dist.get_rank, 1)  # the fork server is up
+    before = leftovers.descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"64 ranks need 256 open files.*ulimit -n"):
+            dz.launch(dist.get_rank, 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert leftovers.descriptors() == before
+
+
+def test_a_full_disk_is_told_with_the_cure(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ddpz_lite.wire.Board.create", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        dz.launch(dist.get_rank, 1)
+    assert "set TMPDIR" in caught.value.__notes__[0]
 
 
 def looks_around():
@@ -244,7 +342,7 @@ def test_world_sizes_and_gpus_make_a_plan(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert devices.plan(3) == devices.Plan("gloo", (None, None, None))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices.plan(2) == devices.Plan("nccl", (0, 1))
+    assert devices.plan(2) == devices.Plan("cpu:gloo,cuda:nccl", (0, 1))
     assert devices.plan(2, "gloo") == devices.Plan("gloo", (0, 1))
     shared = devices.plan(4)
     assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
+from ddpz_lite.launcher import engines, failure, rank
+from ddpz_lite.launcher.job import Job
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 HERE = os.path.basename(__file__)
@@ -128,6 +132,70 @@ def test_a_rank_raises(fn, rank, line, words, record):
     assert error.seconds < 30, "control must come back long before the timeout of 60 s"
 
 
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def raises_the_unreadable():
+    if dist.get_rank() == 1:
+        raise Unreadable  # unreadable
+    meet()
+
+
+def test_an_exception_without_words_is_told_all_the_same():
+    error = fails(raises_the_unreadable, 2)
+    assert (error.rank, error.kind, error.where) == (1, "raised", line_of("unreadable"))
+    assert "Unreadable" in str(error)
+
+
+class Wordy(Exception):
+    def __str__(self):
+        time.sleep(1)
+        return "at last"
+
+
+def raises_slowly():
+    if dist.get_rank() == 1:
+        raise Wordy
+    meet()
+
+
+def test_an_exception_is_told_before_those_who_wait_count_as_stuck():
+    error = fails(raises_slowly, 2)
+    assert (error.rank, error.kind) == (1, "raised") and "at last" in str(error)
+
+
+def compiles_nonsense():
+    exec("x = = 1")  # nonsense
+
+
+def raises_a_group():
+    try:
+        raise KeyError("inner")
+    except KeyError as error:
+        raise ExceptionGroup("several", [error, ValueError("other")]) from None  # group
+
+
+@pytest.mark.parametrize(
+    ("fn", "line", "words"),
+    [
+        (compiles_nonsense, "nonsense", "rank 0 raised SyntaxError: invalid syntax at"),
+        (raises_a_group, "group", "rank 0 raised ExceptionGroup: several (2 sub-exceptions) at"),
+    ],
+)
+def test_exceptions_of_every_form_start_with_their_message(fn, line, words):
+    error = fails(fn, 1)
+    assert error.where == line_of(line)
+    assert str(error).startswith(words)
+    assert os.path.dirname(__file__) not in str(error), "files are named as the learner knows them"
+
+
+def test_the_error_survives_a_trip_to_another_process():
+    error = pickle.loads(pickle.dumps(fails(compiles_nonsense, 1)))
+    assert (error.rank, error.kind) == (0, "raised") and "SyntaxError" in str(error)
+
+
 def leaves_by_os_exit():
     meet()
     if dist.get_rank() == 1:
@@ -165,6 +233,31 @@ def test_a_rank_dies(fn, kind, line, words, record):
     error = fails(fn, record=record)
     assert (error.rank, error.kind, error.where) == (1, kind, line_of(line))
     assert str(error).startswith(words)
+
+
+def killed_after_its_worker():
+    if os.fork() == 0:
+        os._exit(0)  # worker
+    os.wait()
+    time.sleep(1)  # the rank's own line
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_does_not_sign_in_the_name_of_its_rank():
+    error = fails(killed_after_its_worker, 1)
+    assert error.where != line_of("worker") and "last seen at" in str(error)
+
+
+def test_a_rank_that_dies_at_birth_has_no_line(tmp_path):
+    (tmp_path / "place.0").write_text(rank.SETUP)
+    death = failure.from_status(0, 0.0, -signal.SIGTERM, failure.Folder(str(tmp_path)))
+    assert death.where is None and death.sentence.endswith("; last seen setting up")
+
+
+def test_ranks_that_die_alike_are_told_together():
+    deaths = [failure.from_status(r, r, -signal.SIGBUS, failure.Folder("")) for r in (0, 1)]
+    told = failure.explain(failure.root_cause(deaths), {})
+    assert told.startswith("ranks 0 and 1 were killed by SIGBUS (a mapped file had no room")
 
 
 def fault_at_a_known_time(path):
@@ -335,7 +428,29 @@ def returns_a_generator():
     return (i for i in range(3))
 
 
+class Unbuildable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def returns_the_unbuildable():
+    return Unbuildable() if dist.get_rank() == 1 else 0
+
+
+def test_a_result_that_cannot_be_rebuilt_names_its_rank():
+    error = fails(returns_the_unbuildable, 2)
+    assert (error.rank, error.kind) == (1, "raised")
+    assert "cannot be rebuilt" in str(error) and "no number" in str(error)
+
+
+def returns_what_holds_itself():
+    value = [threading.Lock()]
+    value.insert(0, value)
+    return value
+
+
 def test_a_result_that_cannot_be_sent_is_named():
+    assert "element [1], a _thread.lock" in str(fails(returns_what_holds_itself, 1))
     error = fails(returns_a_lock, 2)
     assert error.rank == 1 and "element [0], a _thread.lock" in str(error)
     assert "generator" in str(fails(returns_a_generator, 1))
@@ -369,6 +484,9 @@ def test_a_function_that_cannot_be_sent_is_named_before_any_process_starts():
         ({"backend": "mpi"}, ValueError, "auto, gloo, nccl"),
         ({"output": "loud"}, ValueError, "'stream' or 'by_rank'"),
         ({"network": 5}, TypeError, "dz.Network"),
+        ({"args": 5}, TypeError, r"args=\(x,\)"),
+        ({"args": "abc"}, TypeError, r"args=\(x,\)"),
+        ({"kwargs": [1]}, TypeError, "dict of named arguments"),
     ],
 )
 def test_arguments_that_make_no_sense_get_one_clear_error(options, error, words):
@@ -409,3 +527,62 @@ def ignores_the_end():
 def test_daemons_of_a_failed_rank_are_gone_too():
     fails(ignores_the_end, 2)
     assert leftovers.processes() == []
+
+
+def kills_the_fork_server(path):
+    with open(path, "a") as file:
+        file.write("once ")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def test_a_job_whose_fork_server_dies_is_not_run_again(tmp_path):
+    path = tmp_path / "runs"
+    with pytest.raises(RuntimeError, match="was killed, and the ranks with it"):
+        dz.launch(kills_the_fork_server, 2, args=(str(path),))
+    assert path.read_text() == "once once "
+    assert leftovers.processes() == []
+    assert list(dz.launch(dist.get_rank, 2)) == [0, 1]
+
+
+AWKWARD = [(engines.ForkServer, "start"), (Job, "_register"), (Job, "_dismiss"), (Job, "_end")]
+
+
+@pytest.mark.parametrize(("owner", "name"), [*AWKWARD, (Job, "_close")])
+def test_an_interrupt_at_an_awkward_moment_leaves_nothing(owner, name, monkeypatch, tmp_path):
+    dz.launch(dist.get_rank, 1)  # the fork server is up
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptors = leftovers.descriptors()
+    original = getattr(owner, name)
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        try:
+            return original(*args)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dz.launch(dist.get_rank, 2)
+    monkeypatch.undo()
+    assert leftovers.processes() == []
+    assert list(tmp_path.iterdir()) == []
+    assert leftovers.descriptors() == descriptors
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert list(dz.launch(dist.get_rank, 2)) == [0, 1]
+
+
+def test_a_handler_of_the_programs_own_is_called_and_may_let_the_job_go_on():
+    called = []
+    before = signal.signal(signal.SIGINT, lambda *call: called.append(call))
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    try:
+        assert len(dz.launch(time.sleep, 2, args=(1,))) == 2
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert len(called) == 1

@@ -211,29 +211,6 @@ def test_dtensors_count_what_lies_here(fake_world):
 # ---- the formula
 
 
-def test_zero_memory_is_the_papers_table():
-    got = [round(zero_memory(7_500_000_000, 64, stage) / 1e9, 2) for stage in range(4)]
-    assert got == [120.0, 31.41, 16.64, 1.88]
-    assert zero_memory(100, 1, 3) == zero_memory(100, 8, 0) == 1600
-    assert zero_memory(100, 4, 1, 4, 4, 8) == 1000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((10, 2, 4), r"stage must be 0 \(DDP\), 1, 2 or 3, got 4"),
-        ((10, 0, 1), "world_size"),
-        ((10, 2.5, 1), "world_size"),
-        ((-1, 2, 1), "num_params"),
-        ((10, 2, 1, -2), "param_bytes"),
-        ((float("nan"), 2, 1), "num_params"),
-    ],
-)
-def test_zero_memory_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        zero_memory(*arguments)
-
-
 def test_formula_meets_measurement():
     model = GPT(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -48,16 +48,17 @@ def test_half_precision_at_every_stage(world):
 
 
 class Exploding(nn.Module):
-    """Its gradient is inf on the given rank, in the given step."""
+    """One element of its gradient is nan when asked: one rank's shard has it and no other."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.spike = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor, explode: bool) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
-        return x * torch.tensor(float("inf")) if explode else x
+        return x + self.spike * torch.tensor(float("nan") if explode else 0.0, dtype=x.dtype)
 
 
 def inf_on_one_rank(clip: bool) -> dict[int, tuple]:

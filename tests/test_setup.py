@@ -108,8 +108,8 @@ def test_installed_versions_are_those_of_the_lock():
 
 def test_every_import_of_the_library_is_a_declared_dependency():
     declared = {canonicalize_name(wanted.name) for wanted in direct()}
-    # IPython comes with ipykernel, which is declared.
-    known = {*sys.stdlib_module_names, "ddpz_lite", "IPython"}
+    # IPython comes with ipykernel, which is declared; DeepSpeed is measured only where it is there.
+    known = {*sys.stdlib_module_names, "ddpz_lite", "IPython", "deepspeed"}
     undeclared = set()
     for path in (ROOT / "ddpz_lite").rglob("*.py"):
         for name in imports(ast.parse(path.read_text())) - known:

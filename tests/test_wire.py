@@ -239,6 +239,8 @@ def test_callsite_names_cells_and_skips_machinery():
         site.set_cells({})
     assert site.is_library(torch.__file__) and site.is_library(dz.__file__)
     assert site.is_library(threading_file()) and site.is_library("<frozen runpy>")
+    for typed in ("<stdin>", "<string>", "<python-input-3>", "<timed exec>", "<ipython-input-1>"):
+        assert not site.is_library(typed)
     assert site.caller().startswith("test_wire.py:")
 
 

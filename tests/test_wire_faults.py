@@ -117,6 +117,13 @@ def nobody_sends():
     dist.recv(torch.ones(2), (dist.get_rank() + 1) % dist.get_world_size())
 
 
+def other_tags():
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(2), 1, tag=2)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(2), 0, tag=3)
+
+
 def groups_crossed():
     one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() < 2:
@@ -140,6 +147,7 @@ def the_root_is_gone():
     [
         (returns_early, ("waits in all_reduce #0", "rank 0 returned without calling it")),
         (nobody_sends, ("waits in recv from rank 1", "each waits for another")),
+        (other_tags, ("waits in send to rank 1, tag 2", "waits in recv from rank 0, tag 3")),
         (groups_crossed, ("rank 0 waits in all_reduce", "rank 1 waits in all_reduce")),
         (nobody_receives, ("rank 0 waits in send to rank 1", "rank 1 returned")),
         (the_root_is_gone, ("waits in broadcast #0", "rank 0 returned without calling it")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -179,6 +180,40 @@ def test_fsdp2_waits_for_the_network_too():
         scatters := ops.count("reduce_scatter")
     ) == 3
     assert min(run) >= (gathers + 2 * scatters) * 0.02  # gloo's reduce_scatter takes two rounds
+
+
+def impatient() -> float:
+    got = torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.recv(got, 0)  # until the other's patience is at its end
+        dist.send(got, 0)
+        return got.item()
+    receiving = dist.irecv(got, 1)
+    with pytest.raises(RuntimeError, match=r"recv at .* took longer than 0\.05 s"):
+        receiving.wait(timedelta(seconds=0.05))  # nothing has been sent
+    dist.send(torch.ones(1), 1)
+    receiving.wait()
+    return got.item()
+
+
+def test_a_wait_that_gave_up_can_be_taken_up_again():
+    assert dz.launch(impatient, 2, network=dz.Network(0.01, 1e9), timeout=20)[0] == 1.0
+
+
+def gives_up_in_time() -> tuple[float, float]:
+    total = torch.ones(1)
+    started = time.monotonic()
+    work = dist.all_reduce(total, async_op=True)
+    with pytest.raises(RuntimeError, match=r"took longer than 0\.2 s"):
+        work.wait(timedelta(seconds=0.2))
+    gave_up = time.monotonic() - started
+    work.wait()
+    return gave_up, time.monotonic() - started
+
+
+def test_a_time_limit_counts_the_shaped_time_too():
+    for gave_up, done in dz.launch(gives_up_in_time, 2, network=dz.Network(2.0, 1e9)):
+        assert 0.2 <= gave_up < 2 * 2.0 <= done
 
 
 def late_partner() -> tuple[float, float]:

@@ -56,6 +56,27 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=120, help="seconds per cell (default 120)"
     )
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
+
+    bench = _command(
+        commands,
+        "bench",
+        "measure the time of a step, beside PyTorch's own strategies, and how it grows",
+        "ddpz bench --peers --ranks 2",
+        _bench,
+    )
+    bench.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default: 2 4")
+    bench.add_argument("--millions", type=float, default=11, help="millions of parameters (11)")
+    bench.add_argument("--batch", type=int, default=4, help="sequences per rank and step (4)")
+    bench.add_argument("--context", type=int, default=64, help="tokens per sequence (64)")
+    bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
+    bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
+    bench.add_argument("--growth", action="store_true", help="1 to 100 M parameters, 2 to 8 ranks")
+    bench.add_argument("--figure", default=None, help="with --growth: write the figure, a PNG")
+
+    from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
+
+    purpose = "train a GPT on a text with DDP or ZeRO; resume after a crash"
+    train.add_options(_command(commands, "train", purpose, train.EXAMPLE, train.run))
     return parser
 
 
@@ -80,3 +101,9 @@ def _lessons(options: argparse.Namespace) -> int:
     from ddpz_lite.cli import lessons
 
     return lessons.run(options.names, options.dir, options.timeout, options.write)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import bench
+
+    return bench.run(options)

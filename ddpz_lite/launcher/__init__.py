@@ -5,7 +5,9 @@ forkserver  the kernel's side of it
 pool        warm processes instead, for systems that cannot fork
 ship        the function there, the result back; names what cannot travel
 rank        what a process does from its first line to its last frame
+telling     an exception on a rank, as plain data
 job         the kernel's loop: hears all ranks, prints, times out, cleans up
+interrupts  Ctrl-C, obeyed where it does no harm
 failure     from what was seen to the one sentence that says why
 devices     which backend, which GPU
 """
@@ -13,8 +15,9 @@ devices     which backend, which GPU
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import rank as _rank
@@ -38,7 +41,7 @@ def launch(
     fn: Callable[..., Any],
     world_size: int = 4,
     *,
-    args: Sequence[Any] = (),
+    args: tuple[Any, ...] | list[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = 60.0,
     backend: str = "auto",
@@ -65,9 +68,10 @@ def launch(
     from ..wire import callsite
     from .job import Job
 
-    _check(fn, world_size, timeout, backend, network, record, output)
-    kwargs = dict(kwargs or {})
-    call = pack_call(fn, tuple(args), kwargs)
+    kwargs = {} if kwargs is None else kwargs
+    _check(fn, world_size, args, kwargs, timeout, backend, network, record, output)
+    call = pack_call(fn, tuple(args), dict(kwargs))
+    folder = _folder()
     chosen = plan(world_size, backend)
     for note in (chosen.note, engine().note):
         if note and note not in _said:
@@ -86,8 +90,8 @@ def launch(
         origin=0.0,
         threads=max(1, _cores() // world_size),
         cells=cell_sources(),
-        path=_import_path(),
-        cwd=os.getcwd(),
+        path=_import_path(folder),
+        cwd=folder,
         environ=dict(os.environ),
     )
     callsite.set_cells({file: label for file, (label, _) in orders.cells.items()})
@@ -104,7 +108,7 @@ def warm() -> None:
     engine().warm()
 
 
-def _check(fn, world_size, timeout, backend, network, record, output) -> None:
+def _check(fn, world_size, args, kwargs, timeout, backend, network, record, output) -> None:
     if _rank.current is not None:
         raise RuntimeError(
             f"launch: rank {_rank.current.rank} of a job called launch; ranks cannot start ranks"
@@ -121,6 +125,15 @@ def _check(fn, world_size, timeout, backend, network, record, output) -> None:
             f"launch: world_size must be from 1 to {MAX_WORLD}, got {world_size}. "
             "Each rank is a process on this machine; for more, use torchrun on several machines, "
             "or torch's 'fake' backend to count without running."
+        )
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            "launch: args must be a tuple or a list, one element for each argument of the "
+            f"function, got {type(args).__name__}; for a single argument write args=(x,)"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"launch: kwargs must be a dict of named arguments, got {type(kwargs).__name__}"
         )
     if not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         raise ValueError(f"launch: timeout must be a positive number of seconds, got {timeout!r}")
@@ -144,10 +157,18 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _import_path() -> list[str]:
+def _folder() -> str | None:
+    """The folder that this process stands in; None if it has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _import_path(folder: str | None) -> list[str]:
     """sys.path with its relative entries made absolute: a rank may stand in another folder by the
     time it imports.
     """
-    import sys
-
-    return [os.path.abspath(entry) for entry in sys.path]
+    if folder is None:
+        return list(sys.path)
+    return [os.path.normpath(os.path.join(folder, entry)) for entry in sys.path]

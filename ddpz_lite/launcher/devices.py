@@ -22,8 +22,9 @@ class Plan:
 
 
 def plan(world_size: int, backend: str = "auto") -> Plan:
-    """One GPU per rank speaks NCCL. More ranks than GPUs share them over gloo: NCCL refuses two
-    ranks on one GPU.
+    """One GPU per rank speaks NCCL, and gloo for tensors on the CPU.
+
+    More ranks than GPUs share them over gloo alone: NCCL refuses two ranks on one GPU.
     """
     import torch
 
@@ -36,7 +37,7 @@ def plan(world_size: int, backend: str = "auto") -> Plan:
     if gpus == 0:
         return Plan("gloo", (None,) * world_size)
     if gpus >= world_size:
-        chosen = "nccl" if backend == "auto" else backend
+        chosen = "cpu:gloo,cuda:nccl" if backend == "auto" else backend
         return Plan(chosen, tuple(range(world_size)))
     shared = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     note = f"{world_size} ranks share {shared}, over gloo: NCCL wants one GPU per rank."

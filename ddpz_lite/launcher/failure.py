@@ -50,6 +50,9 @@ class RankFailed(RuntimeError):
         super().__init__(message)
         self.rank, self.kind, self.where, self.ledger = rank, kind, where, ledger or []
 
+    def __reduce__(self) -> tuple:
+        return type(self), (str(self), self.rank, self.kind, self.where, self.ledger)
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, for the frames of the launcher would say nothing."""
         return [f"RankFailed: {self}"]
@@ -154,7 +157,10 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
     """The failure of a rank that ended without a word."""
     where = folder.stack_place(rank)
     seen = folder.last_place(rank)
-    last_seen = f"; last seen at {seen}" if seen and not where else ""
+    if seen == SETUP:
+        seen, last_seen = None, f"; last seen {SETUP}"
+    else:
+        last_seen = f"; last seen at {seen}" if seen and not where else ""
     if status >= 0:
         call = f"os._exit({status})" if where else f"exit status {status}"
         return Failure(
@@ -166,6 +172,8 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
     sentence = f"was killed by {name}"
     if -status == signal.SIGSEGV:
         sentence += " (segmentation fault: native code touched memory that is not its own)"
+    if -status == getattr(signal, "SIGBUS", None):
+        sentence += " (a mapped file had no room: often a full disk, where the temporary files are)"
     if -status == getattr(signal, "SIGKILL", None):
         sentence += " (often the system's answer to a lack of memory: use less, or fewer ranks)"
     return Failure(rank, "killed", at, sentence + last_seen, where or seen)
@@ -190,7 +198,10 @@ def explain(root: Failure, positions: dict[int, str]) -> str:
         lines = [root.sentence]
     else:
         place = f" at {root.where}" if root.where and root.where not in root.sentence else ""
-        lines = [f"{_ranks(root.rank, *root.also)} {root.sentence}{place}"]
+        sentence = (
+            root.sentence.replace("was killed", "were killed") if root.also else root.sentence
+        )
+        lines = [f"{_ranks(root.rank, *root.also)} {sentence}{place}"]
     if root.traceback:
         lines += ["", *(f"  {line}" for line in root.traceback.splitlines())]
     elif root.where and not whole_story:

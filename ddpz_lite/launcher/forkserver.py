@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import socket
 import subprocess
@@ -23,9 +24,8 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner: int | None = (
-            None  # the process that started the zygote: a fork of it must not use the same socket
-        )
+        # The process that started the zygote: a fork of it must not use the same socket.
+        self._owner: int | None = None
 
     def warm(self) -> None:
         """Start the zygote; returns at once, torch is imported over there."""
@@ -49,22 +49,28 @@ class ForkServer:
 
     def start(self, world_size: int, folder: str) -> Ranks:
         self.warm()
-        events, theirs_events = socket.socketpair()
-        controls, outputs, theirs = [], [], [theirs_events.detach()]
-        for _ in range(world_size):
-            control, their_control = socket.socketpair()
-            read, write = os.pipe()
-            controls.append(control)
-            outputs.append(Output(read))
-            theirs += [their_control.detach(), write]
-        ranks = Ranks(controls, outputs, events)
+        events, their_events = socket.socketpair()
+        ranks, theirs = Ranks([], [], events), [their_events.detach()]
         name = os.fsencode(folder)
         try:
+            for _ in range(world_size):
+                control, their_control = socket.socketpair()
+                ranks.controls.append(control)
+                theirs.append(their_control.detach())
+                read, write = os.pipe()
+                ranks.outputs.append(Output(read))
+                theirs.append(write)
             with self._lock:
                 socket.send_fds(self._requests, [REQUEST.pack(world_size, len(name))], theirs)
                 self._requests.sendall(name)
         except OSError as error:
             ranks.close()
+            if error.errno == errno.EMFILE:
+                raise OSError(
+                    errno.EMFILE,
+                    f"launch: {world_size} ranks need {4 * world_size} open files here for a "
+                    "moment, more than this process may have; raise the limit (`ulimit -n`)",
+                ) from None
             raise EngineGone(
                 f"launch: the fork server is gone ({error}).\n{self.last_words()}"
             ) from None

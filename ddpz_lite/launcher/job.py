@@ -31,6 +31,7 @@ from .failure import (
     root_cause,
     running_place,
 )
+from .interrupts import Interrupts
 from .printer import Printer
 from .progress import Bar
 from .rank import Orders
@@ -63,32 +64,38 @@ class Job:
 
     def run(self) -> Run:
         """Run the job to its end. Raises RankFailed; leaves nothing behind."""
-        self.path = tempfile.mkdtemp(prefix="ddpz-")
-        self.folder = Folder(self.path)
-        self.board: Any = None
-        self.ranks: Ranks | None = None
-        self.selector = selectors.DefaultSelector()
-        try:
-            self.board = self._new_board() if self.orders.record else None
-            self.ranks = self.engine.start(self.world_size, self.path)
-            self._register()
-            self._until(lambda: len(self.results) == self.world_size, self._watch_over)
-            self._dismiss()
-            return self._result()
-        except KeyboardInterrupt:
-            self._tell_interrupted()
-            raise
-        finally:
-            self._end()
-            self._close()
+        with Interrupts() as self.interrupts:
+            self.path = tempfile.mkdtemp(prefix="ddpz-")
+            self.folder = Folder(self.path)
+            self.board: Any = None
+            self.ranks: Ranks | None = None
+            self.selector = selectors.DefaultSelector()
+            try:
+                self.board = self._new_board() if self.orders.record else None
+                self.ranks = self.engine.start(self.world_size, self.path)
+                self._register()
+                self._until(lambda: len(self.results) == self.world_size, self._watch_over)
+                self._dismiss()
+                return self._result()
+            except KeyboardInterrupt:
+                self._tell_interrupted()
+                raise
+            finally:
+                try:
+                    self._end()
+                finally:
+                    self._close()
 
     def _new_board(self) -> Any:
         from ..wire import Board
 
-        return Board.create(os.path.join(self.path, "board"), self.world_size)
+        try:
+            return Board.create(os.path.join(self.path, "board"), self.world_size)
+        except OSError as error:
+            error.add_note("launch keeps its files there: make room, or set TMPDIR to another disk")
+            raise
 
     # -- the loop ----------------------------------------------------------------------------------
-    # ---------------------
 
     def _register(self) -> None:
         self.inboxes = [Inbox(control) for control in self.ranks.controls]
@@ -128,17 +135,19 @@ class Job:
         except EOFError:
             self.selector.unregister(inbox.sock)
 
-    def _print(self, rank: int, output: Any) -> None:
+    def _print(self, rank: int, output: Any) -> bool:
+        """Print what has come from a rank; returns whether there was something."""
         try:
             data = output.read(1 << 16)
         except BlockingIOError:
-            return
+            return False
         except ConnectionError:
             data = b""
         if data:
             self.printer.feed(rank, data)
         else:
             self.selector.unregister(output)
+        return bool(data)
 
     def _event(self, _: int, events: Any) -> None:
         """News from the engine: the ranks have been started, one has ended, all have ended."""
@@ -150,8 +159,11 @@ class Job:
             self.selector.unregister(events)
             self.over = True
             if len(self.results) < self.world_size and not self.failures:
-                raise EngineGone(
-                    "launch: the process that starts the ranks has died; run the cell again"
+                if not self.started:
+                    raise EngineGone("launch: the process that starts the ranks has died")
+                raise RuntimeError(
+                    "launch: the process that started the ranks was killed, and the ranks with it; "
+                    "run the cell again"
                 )
             return
         *lines, self._event_data = (self._event_data + data).split(b"\n")
@@ -186,10 +198,10 @@ class Job:
             print(f"[rank {rank}] returned, then its process ended with status {status}")
 
     # -- judging -----------------------------------------------------------------------------------
-    # ---------------------
 
     def _watch_over(self) -> None:
         """Raise RankFailed as soon as it is clear that the job cannot end well, and why."""
+        self.interrupts.obey()
         now = time.monotonic()
         if self.failures:
             if not self.stacks_fresh:
@@ -283,7 +295,6 @@ class Job:
             print(f"  rank {rank} {text}")
 
     # -- the end -----------------------------------------------------------------------------------
-    # ---------------------
 
     def _dismiss(self) -> None:
         """All have returned: let them go, and hear what they still print."""
@@ -293,7 +304,7 @@ class Job:
                 Channel(control).send("bye")
             control.setblocking(False)
         deadline = time.monotonic() + LEAVE
-        self._until(lambda: self.over or time.monotonic() > deadline)
+        self._until(lambda: self.over or time.monotonic() > deadline, self.interrupts.obey)
 
     def _end(self) -> None:
         """Kill what still runs, wait until it is gone, and read what was printed up to then."""
@@ -305,17 +316,8 @@ class Job:
             deadline = time.monotonic() + LEAVE
             self._until(lambda: self.over or time.monotonic() > deadline)
         for rank, output in enumerate(self.ranks.outputs):
-            while output in self.selector.get_map():
-                before = len(self.selector.get_map())
-                try:
-                    data = output.read(1 << 16)
-                except (BlockingIOError, ConnectionError):
-                    break
-                if not data:
-                    self.selector.unregister(output)
-                    assert len(self.selector.get_map()) < before
-                else:
-                    self.printer.feed(rank, data)
+            while output in self.selector.get_map() and self._print(rank, output):
+                pass
 
     def _close(self) -> None:
         if self.ranks is not None:
@@ -334,7 +336,20 @@ class Job:
 
     def _result(self) -> Run:
         self.printer.finish()
-        values = [pickle.loads(self.results[rank]) for rank in range(self.world_size)]
         records, spans = self._ledger()
+        values = [self._value(rank) for rank in range(self.world_size)]
         seconds = time.monotonic() - self.began
         return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines)
+
+    def _value(self, rank: int) -> Any:
+        try:
+            return pickle.loads(self.results[rank])
+        except Exception as error:
+            raise RankFailed(
+                f"rank {rank} ended well, but its result cannot be rebuilt in the notebook "
+                f"({type(error).__name__}: {error}). "
+                "Return data: numbers, strings, tensors, lists, dicts.",
+                rank,
+                "raised",
+                ledger=self._ledger()[0],
+            ) from error

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 
-MAX_LINES = 10_000  # per rank: a rank that prints in a loop must not take the browser with it
+from tqdm import tqdm
+
+# A rank that prints in a loop must not take the browser with it.
+MAX_LINES = 10_000  # per rank; a long line counts as one for every LINE bytes
+LINE = 1000
+LONGEST = 1 << 16  # bytes: what comes without a newline is shown in pieces of this size
 # What gloo says by itself: its greeting, and that a connection broke, which the report says better.
 NOISE = re.compile(rb"^\[Gloo\] Rank \d+ is connected|^\[E\d+ .*Gloo connectFullMesh failed")
 
@@ -15,12 +21,18 @@ class Printer:
     def __init__(self, world_size: int, mode: str):
         self.lines: list[list[str]] = [[] for _ in range(world_size)]
         self._pending = [b""] * world_size
+        self._room = [MAX_LINES] * world_size
         self._stream = mode == "stream"
 
     def feed(self, rank: int, data: bytes) -> None:
-        *lines, self._pending[rank] = (self._pending[rank] + data).split(b"\n")
+        *lines, rest = (self._pending[rank] + data).split(b"\n")
         for line in lines:
             self._line(rank, line)
+        rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # the last state of a progress bar
+        if len(rest) > LONGEST:
+            self._line(rank, rest)
+            rest = b""
+        self._pending[rank] = rest
 
     def finish(self) -> None:
         """Print unfinished last lines, and in the rank-by-rank mode everything."""
@@ -34,11 +46,14 @@ class Printer:
                     print(f"[rank {rank}] {line}")
 
     def _line(self, rank: int, raw: bytes) -> None:
-        if NOISE.match(raw) or len(self.lines[rank]) > MAX_LINES:
+        if NOISE.match(raw) or self._room[rank] < 0:
             return
-        line = raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-        if len(self.lines[rank]) == MAX_LINES:
+        shown = raw.rstrip(b"\r").rpartition(b"\r")[2]
+        self._room[rank] -= 1 + len(shown) // LINE
+        line = shown.decode(errors="replace")
+        if self._room[rank] < 0:
             line = f"... more than {MAX_LINES:,} lines: the rest of this rank's output is not shown"
         self.lines[rank].append(line)
         if self._stream:
-            print(f"[rank {rank}] {line}", flush=True)
+            tqdm.write(f"[rank {rank}] {line}")  # above the job's bar, where there is one
+            sys.stdout.flush()

@@ -16,21 +16,23 @@ import io
 import linecache
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..wire import callsite
 from .channel import Channel
-from .ship import CannotSend, pack_result
+from .ship import pack_result
+from .telling import describe
 
 HEARTBEAT = 0.2  # seconds between two notes of where the main thread is
 PLACE_BYTES = 256  # the size of such a note in the job's folder
+LONGEST = 365 * 86400.0  # seconds: the longest time limit that gloo can count
 SETUP = "setting up"
 
 
@@ -42,7 +44,7 @@ class Orders:
     rank: int
     world_size: int
     folder: str  # the job's private folder: store, board, stacks, places
-    backend: str  # "gloo" or "nccl"
+    backend: str  # "gloo", "nccl", or one for each device: "cpu:gloo,cuda:nccl"
     devices: tuple[int | None, ...]  # the CUDA device of each rank
     network: Any  # wire.Network or None
     record: bool
@@ -51,7 +53,7 @@ class Orders:
     threads: int
     cells: dict[str, tuple[str, list[str]]]
     path: list[str]
-    cwd: str
+    cwd: str | None  # None: it was deleted under the notebook
     environ: dict[str, str] = field(repr=False)
 
 
@@ -83,14 +85,12 @@ def main(control: socket.socket, watch_pid: int | None = None) -> int:
     try:
         body = _work(orders, board)
         kind = "result"
-    except (
-        BaseException
-    ) as error:  # SystemExit and KeyboardInterrupt end a rank too, and must be told
-        if board:
-            board.mark("raised")
-        kind, body = "raised", pickle.dumps(_describe(error, _history(orders)))
+    except BaseException as error:  # SystemExit ends a rank too, and must be told
+        kind, body = "raised", pickle.dumps(describe(error, _history(orders)))
     _flush()
     channel.send(kind, body)
+    if board and kind == "raised":  # told first: a peer that waits for us is no stall of its own
+        board.mark("raised")
     channel.receive()  # the kernel says when: peers may still need this rank's sockets
     if kind == "result":
         atexit._run_exitfuncs()
@@ -102,9 +102,7 @@ def _settle(orders: Orders) -> None:
     """Make this process look like the one that called launch: folder, paths, environment, output,
     cells.
     """
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # a folder deleted under the notebook: stay where we are
+    if orders.cwd is not None:
         os.chdir(orders.cwd)
     sys.path[:] = orders.path
     os.environ.clear()
@@ -130,12 +128,11 @@ def _settle(orders: Orders) -> None:
             io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True
         )
         setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for filename, (_, lines) in orders.cells.items():
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
     callsite.set_cells({filename: label for filename, (label, _) in orders.cells.items()})
-    if (
-        "numpy" in sys.modules
-    ):  # forked from one process: torch and random reseed themselves, numpy does not
+    if "numpy" in sys.modules:  # torch and random reseed themselves in a fork, numpy does not
         sys.modules["numpy"].random.seed()
 
 
@@ -154,13 +151,23 @@ def _watch(orders: Orders, watch_pid: int | None) -> None:
         _flush()
         leave(status)
 
+    def disown() -> None:
+        faulthandler.disable()
+        if hasattr(faulthandler, "unregister"):
+            faulthandler.unregister(signal.SIGUSR1)
+        os._exit = leave
+
     os._exit = tell_and_exit  # the one way out that leaves no trace of its own
+    if hasattr(os, "register_at_fork"):  # a data-loader worker must not sign in the rank's name
+        os.register_at_fork(after_in_child=disown)
     place = os.open(os.path.join(orders.folder, f"place.{orders.rank}"), os.O_CREAT | os.O_WRONLY)
     main_thread = threading.get_ident()
 
     def beat() -> None:
-        stop = threading.Event()
-        while not stop.wait(HEARTBEAT):
+        pause = HEARTBEAT / 16  # a job may be short
+        while True:
+            time.sleep(pause)
+            pause = min(2 * pause, HEARTBEAT)
             frame = sys._current_frames().get(main_thread)
             note = callsite.of_frame(frame) or SETUP
             os.lseek(place, 0, os.SEEK_SET)
@@ -209,12 +216,29 @@ def _work(orders: Orders, board: Any) -> bytes:
         world_size=orders.world_size,
         # The launcher's own timeout comes first: it knows more than the backend when it has to say
         # what hangs.
-        timeout=datetime.timedelta(seconds=orders.timeout + 60),
+        timeout=datetime.timedelta(seconds=min(orders.timeout + 60, LONGEST)),
     )
-    value = fn(*args, **kwargs)
+    value = _call(fn, args, kwargs)
     if board:
         board.mark("returned")
     return pickle.dumps((pack_result(value), _history(orders)))
+
+
+def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the function returns. A fork that it made and that comes back ends here: only the rank
+    itself speaks to the kernel.
+    """
+    rank = os.getpid()
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        if os.getpid() != rank:
+            error = sys.exc_info()[1]
+            if error is not None and not isinstance(error, SystemExit):
+                traceback.print_exc()
+            _flush()
+            code = error.code if isinstance(error, SystemExit) else int(error is not None)
+            os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _history(orders: Orders) -> tuple[list, list]:
@@ -224,69 +248,10 @@ def _history(orders: Orders) -> tuple[list, list]:
     return wire.detach() if orders.record else ([], [])
 
 
-def _describe(error: BaseException, history: tuple[list, list]) -> dict[str, Any]:
-    """An exception as plain data: exceptions themselves often cannot be pickled."""
-    story = traceback.TracebackException.from_exception(error)
-    where = None
-    for part in _chain(story):
-        part.stack[:] = _learners_frames(part.stack)
-        if part.stack:
-            own = [frame for frame in part.stack if not callsite.is_library(frame.filename)]
-            where = where or (callsite.label(own[-1].filename, own[-1].lineno) if own else None)
-        for frame in part.stack:
-            frame.filename = _short(frame.filename)
-    text = "".join(story.format_exception_only()).strip()
-    if isinstance(error, CannotSend):
-        text, story = str(error), None
-    return {
-        "type": type(error).__name__,
-        "summary": text,
-        "traceback": "".join(story.format()).rstrip() if story else "",
-        "where": where,
-        "messages": [str(e) for e in _exceptions(error)],
-        "history": history,
-    }
-
-
-def _chain(story: traceback.TracebackException | None) -> list[traceback.TracebackException]:
-    chain = []
-    while story is not None:
-        chain.append(story)
-        story = story.__cause__ or (None if story.__suppress_context__ else story.__context__)
-    return chain
-
-
-def _exceptions(error: BaseException | None) -> list[BaseException]:
-    """The exception and those it came from."""
-    chain = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain
-
-
-def _learners_frames(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames that help: the learner's own, and the last one of a library if the error came from
-    there.
-    """
-    inside = os.path.dirname(os.path.abspath(__file__))
-    stack = [f for f in stack if not f.filename.startswith(inside)]
-    return [f for f in stack[:-1] if not callsite.is_library(f.filename)] + stack[-1:]
-
-
-def _short(filename: str) -> str:
-    """A file as a reader of the message needs it: the cell, the path inside the installed package,
-    or the last part.
-    """
-    if (name := callsite.set_name(filename)) != filename:
-        return name
-    inside = re.split(r"[\\/](?:site|dist)-packages[\\/]", filename)
-    return inside[-1] if len(inside) > 1 else os.path.basename(filename)
-
-
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the learner may have closed it, or the kernel is gone
+    """Send what the streams hold. The learner may have closed them or put anything in their
+    place, which is no reason to lose the result.
+    """
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
             stream.flush()

@@ -20,7 +20,7 @@ class Run(Sequence):
 
     results: list[Any]
     seconds: float  # wall time of the job, start-up included
-    backend: str  # "gloo" or "nccl"
+    backend: str  # "gloo", "nccl", or one for each device: "cpu:gloo,cuda:nccl"
     ledger: list[Record] = field(
         default_factory=list
     )  # one record per collective per rank, by rank and order of issue

@@ -68,11 +68,23 @@ def _result_bytes(value: Any) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.Tensor) and obj.device.type == "cuda":
                 return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if type(obj) is torch.Tensor and _is_part(obj):
+                own = obj.detach().clone().requires_grad_(obj.requires_grad)
+                return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
     Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
+
+
+def _is_part(tensor: Any) -> bool:
+    """Whether it is a view of a larger buffer, which would travel whole, once for every view."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _culprit(
@@ -109,19 +121,26 @@ def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]
             yield f"`{name}`, which {_name(fn)}() uses,", value
 
 
-def _unsendable_part(value: Any, path: str = "a value") -> tuple[str, Any]:
-    """Walk into containers to the element that cannot be pickled."""
+def _unsendable_part(
+    value: Any, path: str = "a value", above: tuple[int, ...] = ()
+) -> tuple[str, Any]:
+    """Walk into containers to the element that cannot be pickled. above: the containers around
+    this one, which may hold themselves.
+    """
     if isinstance(value, dict):
         children = [(f"element [{key!r}]", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):
         children = [(f"element [{i}]", child) for i, child in enumerate(value)]
     else:
         children = []
+    above = (*above, id(value))
     for name, child in children:
+        if id(child) in above:
+            continue
         try:
             _result_bytes(child)
         except Exception:
-            return _unsendable_part(child, name)
+            return _unsendable_part(child, name, above)
     return path, value
 
 

@@ -1,9 +1,9 @@
 """What a run cost: bytes by kind, bytes over a step, and arithmetic against the machine's peak."""
 
-from ddpz_lite.meter.formula import zero_memory
 from ddpz_lite.meter.held import KINDS, memory
 from ddpz_lite.meter.speed import matmul_peak, utilization
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
+from ddpz_lite.placement import zero_memory
 
 __all__ = [
     "KINDS",

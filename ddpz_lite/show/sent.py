@@ -9,8 +9,8 @@ from ddpz_lite.show.page import show_figure
 from ddpz_lite.show.style import bytes_unit, in_bytes
 
 
-def traffic(run: Any, *, title: str = "Bytes sent, by collective") -> None:
-    """Draw the bytes that each rank sent, stacked by collective. run: what `dz.launch` returned."""
+def traffic(run: Any, *, title: str = "Bytes sent, by operation") -> None:
+    """Draw the bytes that each rank sent, stacked by operation. run: what `dz.launch` returned."""
     sent: dict[int, dict[str, int]] = run.bytes_sent()
     ops = list(dict.fromkeys(op for by_op in sent.values() for op in by_op))
     if not any(sum(by_op.values()) for by_op in sent.values()):

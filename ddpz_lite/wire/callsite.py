@@ -24,7 +24,8 @@ _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "plats
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _WRAPPERS = ("torch" + os.sep, "typing_extensions.py")  # the second wraps what torch deprecates
 _TORCH = tuple(place + part for place in _INSTALLED for part in _WRAPPERS)
-_TYPED = ("<string>", "<stdin>", "<ipython-input")  # without a file, and still the learner's
+# Code without a file is the learner's ("<stdin>", "<timed exec>"), unless a library made it.
+_GENERATED = ("<frozen ", "<eval_with_key>", "<decorator-gen", "<attrs ", "<__array_function__")
 
 _cells: dict[str, str] = {}  # file name -> "cell 12"
 _library: dict[str, bool] = {}  # file name -> whether it is to be skipped
@@ -54,7 +55,7 @@ def _is_library(filename: str) -> bool:
     if filename in _cells:
         return False
     if filename.startswith("<"):
-        return not filename.startswith(_TYPED)
+        return filename.startswith(_GENERATED)
     if filename.startswith(_PACKAGE) or any(part in filename for part in _TORCH):
         return True
     return filename.startswith(_STDLIB) and not any(part in filename for part in _INSTALLED)

@@ -103,11 +103,10 @@ class WireGroup(Issuing):
         t = parts[0]
         device = t.device.type
         elements = calls.total(whole)
-        equal = elements == len(self.ranks) * calls.total(parts)  # NCCL takes unequal parts too
         key = ("all_gather", t.dtype, _shape(parts), elements, device)
         call = self._calls.get(key)
         if call is None:
-            call = self._call(key, "all_gather", parts, elements, equal=equal)
+            call = self._call(key, "all_gather", parts, elements)
         return self._collective(call, not opts.asyncOp, method, (outputs, inputs, opts), device)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *rest: Any) -> Any:

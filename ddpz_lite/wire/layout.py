@@ -50,6 +50,7 @@ class Position:
     peer: int | None = None  # global rank, for a send or recv
     where: str | None = None  # the learner's line
     since: float | None = None  # time.monotonic()
+    tag: int = 0  # of a send or recv
 
 
 class Head(NamedTuple):

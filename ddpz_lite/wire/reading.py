@@ -75,7 +75,7 @@ class Reading:
         group = None if head.kind == OTHER else self.members(rank, head.index)
         number = head.number if head.kind == COLLECTIVE else None
         peer = head.peer if head.kind in (SEND, RECV) and head.peer >= 0 else None
-        return Position("waiting", head.op, group, number, peer, head.where, head.since)
+        return Position("waiting", head.op, group, number, peer, head.where, head.since, head.tag)
 
     def describe(self, rank: int) -> str:
         """The same as part of a sentence: "waits in all_reduce #4 (cell 7:3)", "returned"."""
@@ -95,6 +95,8 @@ class Reading:
             name += f" to rank {at.peer}"
         elif at.op == "recv":
             name += f" from {'any rank' if at.peer is None else f'rank {at.peer}'}"
+        if at.tag:
+            name += f", tag {at.tag}"
         return f"{name} ({at.where})"
 
     def stall(self, gone: set[int]) -> Stall | None:

@@ -10,6 +10,7 @@ backend's own callback where it has one, otherwise a thread of `Waiters`.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -174,7 +175,8 @@ class Wired(Work):
         try:
             self._wait_inside(timeout)
         except RuntimeError:
-            self._forget_transfer()
+            if self._done is None and self._transfer is not None:
+                self._session.link.drop(self._transfer)  # a watcher does so itself
             raise
         finally:
             if on_board:
@@ -188,12 +190,15 @@ class Wired(Work):
         """Until the backend is done, or the watcher says so."""
         if self._done is not None:
             limit = None if timeout == FOREVER else timeout.total_seconds()
-            if not self._done.wait(limit):
-                call = self._entry.call
-                raise RuntimeError(f"{call.op} at {self._entry.where} took longer than {limit} s")
+            latest = math.inf if limit is None else time.monotonic() + limit
+            here = self._done.wait(limit)
             if self._error is not None:
                 raise self._error
-            sleep_until(self._entry.finished)
+            if here:
+                sleep_until(min(self._entry.finished, latest))
+            if not here or self._entry.finished > latest:
+                call = self._entry.call
+                raise RuntimeError(f"{call.op} at {self._entry.where} took longer than {limit} s")
             if self._gpu is not None:
                 self._inner.wait()  # orders the caller's stream after it
         elif self._inner is not None:
@@ -207,10 +212,6 @@ class Wired(Work):
             self._entry.finished = time.monotonic()
         elif self._entry.finished is None:
             self._entry.finished = time.monotonic()
-
-    def _forget_transfer(self) -> None:
-        if self._transfer is not None:
-            self._session.link.drop(self._transfer)
 
     def is_completed(self) -> bool:
         if self._done is not None:

@@ -1,0 +1,98 @@
+"""`ddpz bench`: how long a step takes, beside PyTorch's own strategies, and how it grows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ddpz_lite import bench
+from ddpz_lite.cli import UserError
+
+GROWTH_MILLIONS = (1, 3, 10, 30, 100)
+GROWTH_RANKS = (2, 4, 8)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print; returns 0."""
+    _check(options)
+    if options.growth:
+        return _growth(options)
+    workload = bench.Workload(
+        bench.about(1e6 * options.millions, options.context), options.batch, options.rounds
+    )
+    names = list(bench.OURS)
+    if options.peers:
+        names += [*bench.PEERS.values(), *(bench.DEEPSPEED if bench.deepspeed_here() else ())]
+    print(
+        f"GPT of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
+        f"{options.context} per rank, median of {options.rounds} interleaved rounds, "
+        "one thread a rank"
+    )
+    for ranks in options.ranks:
+        seconds = bench.measure(names, workload, ranks)
+        print(f"\n{ranks} ranks{' ' * 24}ms per step   ratio (ours / theirs)")
+        for name in names:
+            print(_row(name, seconds, options.peers))
+    if options.peers and not bench.deepspeed_here():
+        print("\nDeepSpeed is not installed, so it is not beside them.")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if min(options.ranks) < 1 or options.rounds < 1 or options.batch < 1 or options.millions <= 0:
+        raise UserError("--ranks, --rounds, --batch and --millions must be positive.")
+    if options.figure and not options.growth:
+        raise UserError("--figure draws what --growth measures: give both.")
+    if options.figure and not Path(options.figure).resolve().parent.is_dir():
+        raise UserError(f"there is no folder for {options.figure}; make it first.")
+
+
+def _row(name: str, seconds: dict[str, list[float]], peers: bool) -> str:
+    row = f"  {name:<28} {1e3 * bench.median(seconds[name]):>10.1f}"
+    if peers and name in bench.PEERS:
+        peer = bench.PEERS[name]
+        row += f"   {bench.median(bench.ratios(seconds, name, peer)):.2f} of {peer}"
+    return row
+
+
+def _growth(options: argparse.Namespace) -> int:
+    rows = [["parameters, M", "ranks", *(f"{name}, ms" for name in bench.OURS)]]
+    cases = [(m, 2) for m in GROWTH_MILLIONS] + [(10, ranks) for ranks in GROWTH_RANKS[1:]]
+    for millions, ranks in tqdm(cases, unit="case", leave=False):
+        workload = bench.Workload(
+            bench.about(1e6 * millions, options.context), options.batch, options.rounds, warmup=2
+        )
+        seconds = bench.measure(list(bench.OURS), workload, ranks)
+        times = [round(1e3 * bench.median(seconds[name]), 1) for name in bench.OURS]
+        rows.append([round(workload.num_params / 1e6, 1), ranks, *times])
+    for row in rows:
+        print("".join(f"{cell!s:>15}" for cell in row))
+    if options.figure:
+        Path(options.figure).write_bytes(_figure(rows))
+        print(f"figure: {options.figure}")
+    return 0
+
+
+def _figure(rows: list[list]) -> bytes:
+    """Step time against parameters (2 ranks) and against ranks (10 M), both axes logarithmic."""
+    from ddpz_lite import show
+    from ddpz_lite.show.page import png
+
+    names = list(bench.OURS)
+    sizes, worlds = rows[1 : 1 + len(GROWTH_MILLIONS)], [rows[3], *rows[1 + len(GROWTH_MILLIONS) :]]
+    fig, left = show.figure(height=3.2)
+    with show.house_style():
+        left.set_position((0.09, 0.17, 0.39, 0.68))
+        right = fig.add_axes((0.58, 0.17, 0.39, 0.68))
+        for index, name in enumerate(names):
+            style = {"color": show.SERIES[index].color, "marker": show.SERIES[index].marker}
+            left.plot([r[0] for r in sizes], [r[2 + index] for r in sizes], label=name, **style)
+            right.plot([r[1] for r in worlds], [r[2 + index] for r in worlds], **style)
+        left.set(xscale="log", yscale="log", xlabel="million parameters", ylabel="ms per step")
+        left.set_title("2 ranks")
+        right.set(yscale="log", xlabel="ranks", xticks=[row[1] for row in worlds])
+        right.set_title(f"{worlds[0][0]:g} M parameters")
+        left.legend()
+    return png(fig)

@@ -1,0 +1,154 @@
+"""`ddpz train`: train a GPT on a text, on ranks that it starts, or on those that torchrun started.
+
+Whatever can be checked is checked before the first rank is started, so that a wrong option is one
+line and not a rank's traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ddpz_lite.cli import UserError
+from ddpz_lite.trainer.recipe import Recipe, flag_of
+
+RANKS = 2  # where torchrun has not decided
+LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
+METAVARS = {int: "N", float: "X", str: "PATH"}
+EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
+MORE = """
+another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
+          ddpz train --stage 3 --checkpoint runs/a --every 50 --resume
+          torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite.cli train \\
+              --stage 3 --checkpoint runs/a --every 50 --resume
+
+The last two go on from the newest good checkpoint, bit for bit, whatever killed them.
+"""
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The recipe's options, by section, and --ranks."""
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog += MORE
+    sections: dict[str, Any] = {}
+    for option in fields(Recipe):
+        about, name = option.metadata, option.metadata["section"]
+        if name not in sections:
+            sections[name] = command.add_argument_group(name)
+        how: dict[str, Any] = {"action": "store_true"}
+        words = about["words"]
+        if about["kind"] is not bool:
+            how = {"type": about["kind"], "choices": about["choices"], "default": option.default}
+            if not about["choices"]:
+                how["metavar"] = METAVARS[about["kind"]]
+            words += " (default %(default)s)" * (option.default is not None)
+        sections[name].add_argument(flag_of(option.name), help=words, **how)
+    sections["ranks"].add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help=f"processes on this machine (default {RANKS}); under torchrun, those it started",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and return 0; 1 if a rank failed. Raises UserError for what its user can put right."""
+    joins = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()  # torchrun's, or the like
+    try:
+        try:
+            recipe = Recipe(**{o.name: getattr(options, o.name) for o in fields(Recipe)})
+            check(recipe)
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            raise UserError(str(error)) from error
+        return join(recipe) if joins else start(recipe, options.ranks)
+    except UserError:
+        if joins and os.environ.get("LOCAL_RANK", "0") != "0":
+            return 2  # all ranks find the same: one of them says it
+        raise
+
+
+def check(recipe: Recipe) -> None:
+    """Find what would stop the run before a rank is started.
+
+    Raises ValueError or OSError for a text that is not there or too short, and for a folder that
+    holds another run; ModuleNotFoundError if TensorBoard is asked for and not installed.
+    """
+    from ddpz_lite.data import corpus
+    from ddpz_lite.trainer.log import summary_writer
+    from ddpz_lite.trainer.saving import complete
+
+    text = corpus(recipe.text)
+    for split in ("train", "validation") if recipe.validate else ("train",):
+        text.windows(recipe.context, split)
+    if recipe.tensorboard:
+        summary_writer()
+    if recipe.checkpoint:
+        Path(recipe.checkpoint).mkdir(parents=True, exist_ok=True)
+        found = complete(recipe.checkpoint)
+        if found and not recipe.resume:
+            raise ValueError(
+                f"{recipe.checkpoint} holds checkpoints already, the newest {found[0].name}. "
+                "Cure: --resume goes on from there; another --checkpoint folder starts anew."
+            )
+
+
+def start(recipe: Recipe, ranks: int | None) -> int:
+    """Train on ranks of this machine."""
+    import ddpz_lite as dz
+
+    ranks = RANKS if ranks is None else ranks
+    if not 1 <= ranks <= 64:
+        raise UserError(f"--ranks takes 1 to 64, not {ranks}; for more machines, torchrun.")
+    try:
+        job = dz.launch(train_or_problem, ranks, args=(recipe,), timeout=LONGEST, record=False)
+    except dz.RankFailed as error:
+        print(f"ddpz train: {error}", file=sys.stderr)
+        if recipe.checkpoint:
+            print("The same command with --resume goes on from the last save.", file=sys.stderr)
+        return 1
+    if job[0] is not None:
+        raise UserError(job[0])
+    return 0
+
+
+def join(recipe: Recipe) -> int:
+    """Train as one of the ranks that another program started."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    import ddpz_lite as dz
+    from ddpz_lite.launcher.devices import plan
+
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dz.device())
+    store, rank, world_size = next(rendezvous("env://"))
+    if local_ranks == world_size:
+        # [Note: restarts] torchrun keeps one store for all its restarts. A rank that starts early
+        # would find the addresses of the dead, so each restart has its own keys. With several
+        # machines the count differs between them; there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    backend = plan(local_ranks).backend
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    problem = train_or_problem(recipe)
+    dist.destroy_process_group()
+    if problem is not None:
+        raise UserError(problem)
+    return 0
+
+
+def train_or_problem(recipe: Recipe) -> str | None:
+    """What each rank runs. A problem that all ranks found alike comes back as its sentence."""
+    from ddpz_lite.trainer.loop import train
+    from ddpz_lite.trainer.saving import TrainingError
+
+    try:
+        train(recipe)
+    except TrainingError as error:
+        return str(error)
+    return None

@@ -1,0 +1,228 @@
+"""The four transitions, and the only module of training that calls a collective.
+
+    all_gather      Shard     to Replicate   in place: the buffer holds this rank's slice already
+    reduce_scatter  Partial   to Shard       the mean over ranks, summed in fp32
+    all_reduce      Partial   to Replicate   the sum over ranks, in place
+    shard           Replicate to Shard       a view of this rank's slice; moves nothing
+
+Each starts at once and returns a `Handle`; `wait()` makes its result usable. Which collective
+serves a transition is decided here, once. NCCL has all four. gloo's `reduce_scatter` is an
+all-reduce inside and pays its bytes; its `all_gather` copies through a second buffer. So on gloo a
+reduce-scatter is an all-to-all and a local sum in the order of ranks, and an all-gather is one
+broadcast of each slice: half the bytes, a third of the time (44 MB, 2 and 4 ranks on one machine).
+
+[Note: order] A collective has no name: the n-th call on one rank meets the n-th call on another.
+All callers start transitions in an order that is the same on all ranks, never in the order of
+arrival.
+
+[Note: streams] Under NCCL `async_op=True` runs on NCCL's own stream, after what the current stream
+has queued so far, and `wait()` makes the current stream wait, not the host. Buffers are allocated
+and freed on the current stream only, and only after `wait()`, so the caching allocator needs no
+`record_stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed both and warns on the old names; torch 2.11 has only the old.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Handle:
+    """A transition under way. `wait()` ends it and returns its result; again, the same one."""
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], Tensor]) -> None:
+        self._works, self._finish = works, finish
+        self._result: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        if self._result is None:
+            for work in self._works:
+                work.wait()
+            self._result = self._finish()
+            self._works, self._finish = (), None  # frees the buffers of the transition
+        return self._result
+
+
+class Comm:
+    """This rank's place in its group, and the transitions inside it.
+
+    Args:
+        group: the process group that shards. None: the world, or this process alone if
+            `torch.distributed` was not initialised.
+        replicas: for hybrid sharding, the group of the ranks that hold the same shard.
+
+    Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None
+    ) -> None:
+        if not dist.is_initialized():
+            _refuse_forgotten_init()
+        elif group is None:
+            group = dist.group.WORLD
+        self.group, self.replicas = group, replicas
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.world = dist.get_world_size(group) if group is not None else 1
+        self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
+
+    @classmethod
+    def alone(cls) -> Comm:
+        """A group of one: every transition is the identity and no collective is called."""
+        comm = cls.__new__(cls)
+        comm.group, comm.replicas, comm.rank, comm.world, comm.size = None, None, 0, 1, 1
+        return comm
+
+    @classmethod
+    def of(cls, mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None) -> Comm:
+        """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None."""
+        if isinstance(mesh, Comm):
+            return mesh
+        if mesh is None or isinstance(mesh, dist.ProcessGroup):
+            return cls(mesh)
+        if mesh.ndim == 1:
+            return cls(mesh.get_group())
+        if mesh.ndim == 2:
+            return cls(group=mesh.get_group(1), replicas=mesh.get_group(0))
+        raise ValueError(
+            f"expected a mesh of 1 dimension (shard) or 2 (replicate, shard), got {mesh.ndim}. "
+            "Cure: init_device_mesh(device, (replicas, shards))."
+        )
+
+    # -- the four transitions
+
+    def shard(self, full: Tensor) -> Tensor:
+        """Replicate to Shard: (n * world,) to a view (n,) of this rank's slice."""
+        n = full.numel() // self.world
+        return full[self.rank * n : (self.rank + 1) * n]
+
+    def all_gather(self, full: Tensor) -> Handle:
+        """Shard to Replicate, in place: `full` (n * world,) holds this rank's slice when called."""
+        if self.world == 1:
+            works = ()
+        elif self._native(full):
+            works = (_all_gather(full, self.shard(full), group=self.group, async_op=True),)
+        else:
+            works = [
+                dist.broadcast(piece, group_src=r, group=self.group, async_op=True)
+                for r, piece in enumerate(full.view(self.world, -1))
+            ]
+        return Handle(works, lambda: full)
+
+    def reduce_scatter(self, rows: Tensor, dtype: torch.dtype) -> Handle:
+        """Partial to Shard: row r of `rows` (world, n) goes to rank r. Result: their mean (n,).
+
+        [Note: sum, then divide] ReduceOp.AVG has been silently wrong on gloo in some releases, and
+        dividing first loses small fp16 gradients. gloo's sum is taken in `dtype`, in the order of
+        ranks, so it does not depend on how parameters are laid out.
+        """
+        if self.world == 1:
+            return self._mean((), lambda: rows[0].to(dtype))
+        if self._native(rows):
+            out = rows.new_empty(rows.shape[1])  # (n,)
+            work = _reduce_scatter(out, rows.view(-1), group=self.group, async_op=True)
+            return self._mean((work,), lambda: out.to(dtype))
+        received = torch.empty_like(rows)  # (world, n): row r is rank r's part of our slice
+        work = dist.all_to_all_single(received, rows, group=self.group, async_op=True)
+        return self._mean((work,), lambda: torch.sum(received, 0, dtype=dtype))
+
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        """Partial to Replicate, in place: the sum over the sharding group and its replicas."""
+        works = []
+        if self.world > 1:
+            works = [dist.all_reduce(tensor, group=self.group, async_op=True)]
+        return Handle(works, lambda: self._over_replicas(tensor))
+
+    # -- start-up and small agreements
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values of the first rank, in place: across replicas, then inside."""
+        for group in reversed(self._groups()):
+            works = [
+                dist.broadcast(tensor.detach(), group_src=0, group=group, async_op=True)
+                for tensor in tensors
+            ]
+            for work in works:
+                work.wait()
+
+    def reduce_scalar(self, value: Tensor, maximum: bool = False) -> Tensor:
+        """Sum (or maximum) of one number over the sharding group: the small all-reduce of norms."""
+        if self.world > 1:
+            if "nccl" in dist.get_backend(self.group):
+                value = value.cuda()  # offloaded shards have their norm on the host
+            op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+            dist.all_reduce(value, op=op, group=self.group)
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """One small picklable value of each rank, on every rank, in order of replica and rank."""
+        values = [value]
+        for group in self._groups():
+            gathered: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(gathered, values, group=group)
+            values = [one for several in gathered for one in several]
+        return values
+
+    def check_equal(self, what: str, lines: Sequence[str]) -> None:
+        """Raise RuntimeError on all ranks unless all have these lines; names the first other."""
+        digests = self.gather_objects(hashlib.sha256("\n".join(lines).encode()).digest())
+        if len(set(digests)) == 1:
+            return
+        everyone = self.gather_objects(list(lines))
+        for said in zip_longest(*everyone, fillvalue="nothing more"):
+            other = next((r for r, line in enumerate(said) if line != said[0]), None)
+            if other is not None:
+                raise RuntimeError(
+                    f"{what} differ between ranks: rank 0 has {said[0]}, rank {other} has "
+                    f"{said[other]}. Cure: build the same model on every rank, with the same "
+                    "arguments."
+                )
+
+    def _groups(self) -> list[dist.ProcessGroup]:
+        """The groups that have more than one rank, the sharding one first."""
+        groups = [(self.group, self.world), (self.replicas, self.size // self.world)]
+        return [group for group, ranks in groups if ranks > 1]
+
+    # -- which collective serves
+
+    def _native(self, tensor: Tensor) -> bool:
+        return tensor.is_cuda and backend_of(dist.get_backend(self.group), "cuda") != "gloo"
+
+    def _mean(self, works: Sequence[Any], total: Callable[[], Tensor]) -> Handle:
+        def finish() -> Tensor:
+            result = self._over_replicas(total())
+            return result.div_(self.size) if self.size > 1 else result
+
+        return Handle(works, finish)
+
+    def _over_replicas(self, tensor: Tensor) -> Tensor:
+        if self.size > self.world:
+            dist.all_reduce(tensor, group=self.replicas)
+        return tensor
+
+
+def backend_of(backend: str, device: str) -> str:
+    """The backend of a type of device: "nccl" of "cpu:gloo,cuda:nccl" for "cuda"."""
+    parts = dict(part.split(":") for part in backend.split(",") if ":" in part)
+    return parts.get(device, backend)
+
+
+def _refuse_forgotten_init() -> None:
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world != "1":
+        raise RuntimeError(
+            f"this is one of {world} ranks (WORLD_SIZE={world}), but torch.distributed was not "
+            "initialised, so each would train alone. Cure: call "
+            "torch.distributed.init_process_group() first."
+        )

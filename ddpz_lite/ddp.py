@@ -1,0 +1,329 @@
+"""DDP: every rank holds the whole model; gradients become their mean over ranks while backward
+runs.
+
+    Replica     a module that starts equal on all ranks and keeps its buffers equal
+    Bucket      some parameters' gradients, laid end to end; one all-reduce for all of them
+    Reducer     decides when a bucket goes: when it is full, in index order; the rest when backward
+        ends
+    DDP         the three together
+
+A gradient is copied once, into its bucket, as soon as autograd has it, and scaled on the way; from
+then on `param.grad` is a view of the bucket, so nothing is copied back. ZeRO-2 uses the same
+Reducer with buckets that are reduced to shards.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB
+2020, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from .comm import Comm, Handle
+from .flat import Layout
+
+CommHook = Callable[[Tensor, Comm], Handle]
+
+
+class Replica(nn.Module):
+    """A module that is the same on every rank: rank 0's parameters and buffers at the start.
+
+    In training the buffers of rank 0 (BatchNorm statistics) are sent before each forward, as in
+    torch's DDP; all buffers travel as bytes in one broadcast. `broadcast_buffers=False` leaves them
+    to each rank.
+    """
+
+    def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
+        super().__init__()
+        self.module, self.comm = module, comm
+        comm.check_equal("the parameters of the model", describe(module.named_parameters()))
+        buffers = list(module.buffers())
+        comm.broadcast([t for t in (*module.parameters(), *buffers) if not t.is_meta])
+        self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(buffers)
+        self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        check_frozen(self._frozen)
+        if self._sends_buffers and self.training and torch.is_grad_enabled():
+            send_buffers(list(self.module.buffers()), self.comm)
+        return self.module(*args, **kwargs)
+
+    def batch_weight(self, count: float) -> float:
+        """What to multiply this rank's mean loss with, so that unequal batches give the global
+        mean.
+
+        count: this rank's samples or tokens (0 is allowed). One small all-reduce. The mean of
+        per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get half the
+        weight.
+        """
+        device = next(self.module.parameters()).device
+        total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait()
+        return count * self.comm.size / total.item()
+
+
+def describe(named: Iterator[tuple[str, Tensor]]) -> list[str]:
+    """One line per parameter, for `Comm.check_equal`."""
+    return [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in named]
+
+
+@torch.no_grad()
+def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
+    """Rank 0's values of buffers of any dtype, in one broadcast."""
+    flat = torch.cat([b.contiguous().view(-1).view(torch.uint8) for b in buffers])  # (bytes,)
+    comm.broadcast([flat])
+    sizes = [b.numel() * b.element_size() for b in buffers]
+    for buffer, data in zip(buffers, flat.split(sizes), strict=True):
+        buffer.copy_(data.clone().view(buffer.dtype).view(buffer.shape))
+
+
+class Bucket:
+    """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat."""
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        comm: Comm,
+        reduce_dtype: torch.dtype | None = None,
+        hook: CommHook | None = None,
+    ) -> None:
+        self.params, self.comm, self.hook = params, comm, hook
+        layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
+        self.numel = layout.padded
+        dtype = reduce_dtype or params[0].dtype
+        self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
+        self.views = layout.views(self.flat)
+        self._scale = 1.0 if hook is not None else 1.0 / comm.size  # a hook takes the mean itself
+        self._missing: list[int] = []
+        self._handles: list[Handle] = []
+
+    def collect(self, index: int, param: nn.Parameter) -> None:
+        """Move the gradient into the bucket; afterwards `param.grad` is the view."""
+        view = self.views[index]
+        if param.grad is view:  # accumulated in place under no_sync
+            view.mul_(self._scale)
+        elif param.grad.dtype == view.dtype:
+            torch.mul(param.grad, self._scale, out=view)
+            param.grad = view
+        else:
+            view.copy_(param.grad).mul_(self._scale)
+
+    def reduce(self, missing: list[int]) -> None:
+        """Start the all-reduce; parameters without a gradient count as zero."""
+        flags = self.flat[self.numel :]  # (len(params),)
+        flags.fill_(1)
+        for index in missing:
+            self.views[index].zero_()
+            flags[index] = 0
+        self._missing = missing
+        if self.hook is None:
+            self._handles = [self.comm.all_reduce(self.flat)]
+        else:
+            self._handles = [self.hook(self.flat[: self.numel], self.comm)]
+            self._handles.append(self.comm.all_reduce(flags))
+
+    def reduced(self) -> None:
+        """Wait, and make every `.grad` final. A parameter that no rank used keeps none."""
+        for handle in self._handles:
+            handle.wait()
+        used = self.flat[self.numel :].tolist() if self._missing else None
+        for index, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
+            if used is not None and not used[index]:
+                continue
+            if param.dtype == view.dtype:
+                param.grad = view
+            else:
+                param.grad = view.to(param.dtype)
+        self._missing, self._handles = [], []
+
+
+class Reducible(Protocol):
+    """What the Reducer drives: DDP's Bucket, and the bucket of ZeRO-2."""
+
+    params: Sequence[nn.Parameter]
+
+    def collect(self, index: int, param: nn.Parameter) -> None: ...
+    def reduce(self, missing: list[int]) -> None: ...
+    def reduced(self) -> None: ...
+
+
+class Reducer:
+    """Reduces each bucket as soon as backward has filled it, and all of them before backward
+    returns.
+
+    Buckets go in index order (see [Note: order] in comm): a full bucket waits for those before it.
+    `in_flight` bounds how many are under way at once, and so the memory of their buffers.
+
+    [Note: one backward] Autograd numbers its runs. The first gradient of a run queues `_end`, which
+    autograd calls when the run is over, unless it raised: then the owner calls `reset` before the
+    next.
+    """
+
+    def __init__(self, buckets: Sequence[Reducible], in_flight: int) -> None:
+        self.buckets: list[Reducible] = []
+        self.in_flight, self.enabled = in_flight, True
+        self.add(buckets)
+
+    def add(self, buckets: Sequence[Reducible]) -> None:
+        """More buckets, to be reduced after those that are here."""
+        for b, bucket in enumerate(buckets, start=len(self.buckets)):
+            for i, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(partial(self._ready, b, i))
+        self.buckets += buckets
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a backward that did not come to its end."""
+        self._run: int | None = None
+        self._next = self._done = 0
+        self._arrived: list[set[int]] = [set() for _ in self.buckets]
+
+    def _ready(self, b: int, i: int, param: nn.Parameter) -> None:
+        if not self.enabled:
+            return
+        self._enter()
+        if i in self._arrived[b]:
+            raise RuntimeError(
+                "a parameter got its gradient twice in one backward. Cure: one backward per "
+                "graph; checkpoint(..., use_reentrant=False)."
+            )
+        self._arrived[b].add(i)
+        self.buckets[b].collect(i, param)
+        self._release(only_full=True)
+
+    def _enter(self) -> None:
+        run = torch._C._current_graph_task_id()
+        if run == self._run:
+            return
+        if self._run is not None:
+            raise RuntimeError(
+                "a backward began inside another one. Cure: checkpoint(..., use_reentrant=False)."
+            )
+        self._run = run
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _release(self, only_full: bool) -> None:
+        while self._next < len(self.buckets):
+            bucket, arrived = self.buckets[self._next], self._arrived[self._next]
+            if only_full and len(arrived) < len(bucket.params):
+                return
+            self._finish(up_to=self._next - self.in_flight + 1)
+            bucket.reduce([i for i in range(len(bucket.params)) if i not in arrived])
+            self._next += 1
+
+    def _finish(self, up_to: int) -> None:
+        while self._done < up_to:
+            self.buckets[self._done].reduced()
+            self._done += 1
+
+    def _end(self) -> None:
+        for bucket, arrived in zip(self.buckets, self._arrived, strict=True):
+            for i, param in enumerate(bucket.params):
+                if i not in arrived and param.grad is not None:  # from backwards under no_sync
+                    arrived.add(i)
+                    bucket.collect(i, param)
+        self._release(only_full=False)
+        self._finish(up_to=len(self.buckets))
+        self.reset()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+
+def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    """Trainable parameters in reverse order, about the order of backward, in groups of `bucket_mb`
+    megabytes (1e6 bytes). A group has one dtype and device; a larger parameter has its own group.
+    """
+    if not bucket_mb > 0:
+        raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")
+    groups: list[list[nn.Parameter]] = []
+    last: dict[
+        Any, tuple[list[nn.Parameter], float]
+    ] = {}  # per kind: the open group, its megabytes
+    for param in reversed([p for p in dict.fromkeys(params) if p.requires_grad]):
+        kind, size = (param.dtype, param.device), param.numel() * param.element_size() / 1e6
+        group, held = last.get(kind, ([], 0.0))
+        if not group or held + size > bucket_mb:
+            group, held = [], 0.0
+            groups.append(group)
+        group.append(param)
+        last[kind] = group, held + size
+    return groups
+
+
+class DDP(Replica):
+    """Distributed data parallel: `DDP(module)`, then train as with one process.
+
+    After `loss.backward()` each `.grad` is the mean over ranks, the same on all. A parameter that
+    no rank used keeps `.grad`; one that some ranks used gets their sum over the number of all
+    ranks.
+
+    Args:
+        module: the same architecture on every rank; rank 0's values win.
+        mesh: a process group or mesh; default: the world.
+        bucket_mb: megabytes of gradients per all-reduce. Smaller starts earlier, larger calls less.
+        reduce_dtype: in which gradients are summed; default: their own.
+        broadcast_buffers: send rank 0's buffers before each forward in training.
+        comm_hook: `hook(gradients, comm) -> Handle`, in place of scaling and all-reduce: gradients
+            is a flat bucket of this rank's own, and must hold their mean when the handle has been
+            waited for.
+
+    Raises: RuntimeError if the ranks' parameters differ in name, shape, dtype or requires_grad; if
+    requires_grad was switched on after wrapping.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
+        bucket_mb: float = 8.0,
+        reduce_dtype: torch.dtype | None = None,
+        broadcast_buffers: bool = True,
+        comm_hook: CommHook | None = None,
+    ) -> None:
+        super().__init__(module, Comm.of(mesh), broadcast_buffers)
+        groups = buckets_of(list(module.parameters()), bucket_mb)
+        self.buckets = [Bucket(group, self.comm, reduce_dtype, comm_hook) for group in groups]
+        self._reducer = Reducer(self.buckets, in_flight=len(self.buckets))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() == -1:  # not a recomputation inside backward
+            self._reducer.reset()
+        return super().forward(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside accumulate this rank's own gradients; the next one outside reduces the
+        sum.
+        """
+        with self._reducer.no_sync():
+            yield
+
+    def memory_extra(self) -> dict[str, list[Tensor]]:
+        """Buckets hold the gradients, whether a `.grad` points into them at the moment or not."""
+        return {"gradients": [bucket.flat for bucket in self.buckets]}
+
+
+def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Raise RuntimeError if a parameter that was frozen when the model was wrapped is trainable
+    now.
+    """
+    for name, param in frozen:
+        if param.requires_grad:
+            raise RuntimeError(
+                f"{name} was frozen when the model was wrapped and has requires_grad=True now; "
+                "its gradient would never be reduced. Cure: set requires_grad before wrapping."
+            )

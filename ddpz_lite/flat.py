@@ -1,0 +1,256 @@
+"""A flat buffer: many parameters laid end to end, so that one transition moves them all.
+
+    full    (padded,)            every parameter, then padding up to a multiple of the world
+    shard   (padded // world,)   this rank's slice, in the dtype of the optimizer (the master copy)
+    piece   (0 .. numel,)        what of one parameter lies in the shard: a view, possibly empty
+    rows    (world, shard + f)   gradients on their way: row r is for rank r, f flags at its end
+
+`full` is whole (ZeRO-1, ZeRO-2) or is allocated for a while and freed again (ZeRO-3). A piece is an
+`nn.Parameter`, so any torch optimizer that works element by element steps on it, with the options
+that its group has. Padding belongs to no piece, so it costs no optimizer state.
+
+[Note: flags] A parameter without a gradient on this rank may have one elsewhere, and an optimizer
+must skip it only if no rank has one. Each row ends with one number per parameter, 1 where a
+gradient was collected; it is reduced with the gradients, so agreement costs f elements and no
+collective. A rank reads the flags only if a gradient was missing here: on CUDA reading waits for
+the device.
+
+Source: the flat layout is that of Rajbhandari et al. 2020 (section 5) and FSDP (Zhao et al. 2023,
+section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from .comm import Comm, Handle
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies in a buffer of `padded` elements, cut into `world` equal slices."""
+
+    shapes: tuple[torch.Size, ...]
+    world: int
+    rank: int
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Start of each tensor, then the end of the last: len(shapes) + 1 numbers."""
+        return [0, *accumulate(map(prod, self.shapes))]
+
+    @cached_property
+    def shard_numel(self) -> int:
+        return -(-self.offsets[-1] // self.world)
+
+    @property
+    def padded(self) -> int:
+        return self.shard_numel * self.world
+
+    def views(self, full: Tensor) -> list[Tensor]:
+        """full (padded,) or longer: one view per tensor, in its shape."""
+        spans = zip(pairwise(self.offsets), self.shapes, strict=True)
+        return [full[start:stop].view(shape) for (start, stop), shape in spans]
+
+    def owned(self, index: int) -> tuple[int, int]:
+        """The range of tensor `index`, in its own elements, that this rank's shard holds."""
+        start, stop = self.offsets[index], self.offsets[index + 1]
+        left = self.rank * self.shard_numel
+        first = min(max(left, start), stop)
+        return first - start, max(first, min(left + self.shard_numel, stop)) - start
+
+    def pieces(self, shard: Tensor) -> list[Tensor]:
+        """shard (shard_numel,) or longer: a 1-D view per tensor, empty if it lies elsewhere."""
+        base = self.rank * self.shard_numel
+        views = []
+        for index, offset in enumerate(self.offsets[:-1]):
+            first, last = self.owned(index)
+            at = max(offset + first - base, 0)
+            views.append(shard[at : at + last - first])
+        return views
+
+    def segments(self, start: int, stop: int) -> list[tuple[int, slice, slice]]:
+        """The flat range start:stop as (row, columns of that row, elements counted from start)."""
+        cut, found = start, []
+        while cut < stop:
+            row, column = divmod(cut, self.shard_numel)
+            end = min(stop, (row + 1) * self.shard_numel)
+            found.append((row, slice(column, column + end - cut), slice(cut - start, end - start)))
+            cut = end
+        return found
+
+
+class Flat:
+    """Parameters of one dtype and device, flat: their storage, and the transitions of it.
+
+    Args:
+        params: at least one; all trainable, or all frozen.
+        comm: the ranks that share the state.
+        dtype: of `full`, in which forward and backward compute. Default: that of the parameters.
+        reduce_dtype: in which gradients travel. Default: `dtype`.
+        resident: the parameters stay whole, as views of `full`, and `full` is never freed.
+        offload: keep the shard, and so the optimizer's state, in the memory of the host.
+
+    Attributes: `params` are the given parameters if resident, else new ones in their place (a
+    sharded parameter must not be read); `pieces` are what an optimizer steps on, in the same order.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        comm: Comm,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        resident: bool = True,
+        offload: bool = False,
+    ) -> None:
+        first, self.comm = params[0], comm
+        dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
+        self.reduce_dtype = reduce_dtype or dtype
+        self.layout = Layout(tuple(p.shape for p in params), comm.world, comm.rank)
+        master = torch.zeros(
+            self.layout.padded, dtype=first.dtype, device=first.device
+        )  # (padded,)
+        for view, param in zip(self.layout.views(master), params, strict=True):
+            view.copy_(param.detach())
+        self.full = master.to(dtype)  # (padded,)
+        self.shard = comm.shard(self.full)  # (padded // world,)
+        self._separate = not resident or offload or dtype != first.dtype
+        if self._separate:
+            self.shard = comm.shard(master).to("cpu" if offload else first.device, copy=True)
+            self.shard = self.shard.pin_memory() if offload and first.is_cuda else self.shard
+        self.params = self._adopt(params, resident)
+        views = self.layout.pieces(self.shard)
+        self.pieces = [
+            nn.Parameter(v, requires_grad=p.requires_grad)
+            for v, p in zip(views, params, strict=True)
+        ]
+        self._rows: Tensor | None = None  # (world, shard_numel + len(params))
+        self.collected: set[int] = set()
+        self._gather: Handle | None = None
+        self._reduce: tuple[Handle, bool] | None = None
+
+    def _adopt(self, params: Sequence[nn.Parameter], resident: bool) -> list[nn.Parameter]:
+        """Parameters that are views of `full`.
+
+        [Note: .data] Views of `full.data` have version counters of their own. So a later gather,
+        which writes `full`, does not look to autograd like a change of a tensor saved for backward.
+        """
+        views = self.layout.views(self.full.data)
+        if not resident:
+            return [
+                nn.Parameter(v, requires_grad=p.requires_grad)
+                for v, p in zip(views, params, strict=True)
+            ]
+        for view, param in zip(views, params, strict=True):
+            param.data, param.grad = view, None
+        return list(params)
+
+    # -- Shard to Replicate
+
+    def gather(self) -> None:
+        """Start to make `full` whole from everybody's shard; allocates it if it was freed."""
+        storage = self.full.untyped_storage()
+        if storage.size() == 0:
+            storage.resize_(self.full.numel() * self.full.element_size())
+        if self._separate:
+            self.comm.shard(self.full).copy_(self.shard, non_blocking=True)
+        self._gather = self.comm.all_gather(self.full)
+
+    def gathered(self) -> None:
+        """Wait until `full` is whole."""
+        if self._gather is not None:
+            self._gather.wait()
+            self._gather = None
+
+    def free(self) -> None:
+        """Free `full`. Its views stay, and are whole again after the next gather.
+
+        [Note: storage] `param.data = shard` would free nothing: autograd holds views of the
+        storage.
+        """
+        self.gathered()
+        self.full.untyped_storage().resize_(0)
+
+    def gather_master(self) -> list[Tensor]:
+        """All parameters in their shapes, in the dtype of the optimizer; not kept here."""
+        whole = self.shard.new_empty(self.layout.padded, device=self.full.device)  # (padded,)
+        self.comm.shard(whole).copy_(self.shard)
+        return self.layout.views(self.comm.all_gather(whole).wait())
+
+    # -- Partial to Shard
+
+    def collect(self, index: int, grad: Tensor) -> None:
+        """Copy the gradient of parameter `index`, in its shape, into the rows to be sent."""
+        if grad.layout is not torch.strided:
+            raise TypeError(
+                f"a gradient is {grad.layout}; only dense gradients can be laid flat. Cure: build "
+                "the embedding with sparse=False."
+            )
+        start, stop = self.layout.offsets[index : index + 2]
+        segments = self.layout.segments(start, stop)
+        rows = self._open_rows()
+        if len(segments) == 1:
+            row, columns, _ = segments[0]
+            rows[row, columns].view(grad.shape).copy_(grad)
+        else:
+            for row, columns, elements in segments:
+                rows[row, columns].copy_(grad.reshape(-1)[elements])
+        self.collected.add(index)
+
+    def _open_rows(self) -> Tensor:
+        if self._rows is None:
+            width = self.layout.shard_numel + len(self.params)
+            self._rows = torch.empty(
+                self.comm.world, width, dtype=self.reduce_dtype, device=self.full.device
+            )
+            self._clear(self.layout.offsets[-1], self.layout.padded)
+        return self._rows
+
+    def _clear(self, start: int, stop: int) -> None:
+        for row, columns, _ in self.layout.segments(start, stop):
+            self._rows[row, columns].zero_()
+
+    def reduce(self) -> None:
+        """Start to reduce what was collected; a parameter that was not counts as zero."""
+        rows, count = self._open_rows(), len(self.params)
+        missing = set(range(count)) - self.collected
+        rows[:, -count:] = 1
+        for index in sorted(missing):
+            self._clear(self.layout.offsets[index], self.layout.offsets[index + 1])
+            rows[:, index - count] = 0
+        handle = self.comm.reduce_scatter(rows, self.shard.dtype)
+        self._rows, self.collected = None, set()
+        self._reduce = handle, bool(missing)
+
+    def reduced(self) -> None:
+        """Wait for the reduction; add the mean over ranks to the gradients of the pieces."""
+        if self._reduce is None:
+            return
+        (handle, missing), self._reduce = self._reduce, None
+        reduced = handle.wait().to(self.shard.device)  # (shard_numel + flags,)
+        flags = reduced[self.layout.shard_numel :].tolist() if missing else None
+        for index, grad in enumerate(self.layout.pieces(reduced)):
+            if grad.numel() == 0 or (flags is not None and not flags[index]):
+                continue
+            piece = self.pieces[index]
+            if piece.grad is None:
+                piece.grad = grad
+            else:
+                piece.grad.add_(grad)
+
+    def forget(self) -> None:
+        """Drop gradients on their way: after a backward that an exception cut short."""
+        self._rows, self.collected, self._reduce = None, set(), None
+
+    def transient(self) -> list[Tensor]:
+        """Buffers that hold neither parameters at rest nor gradients at rest, for the meter."""
+        return [t for t in (self.full if self._separate else None, self._rows) if t is not None]

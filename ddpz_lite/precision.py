@@ -1,0 +1,103 @@
+"""Mixed precision: half-precision compute, fp32 master copies, and a loss scale for fp16.
+
+The master copies and the reduction are the strategies' business (`Flat`). Here is what is left, and
+it belongs to the ends of the model, so that the training loop stays as it was:
+
+    inputs    floating-point tensors become bf16 or fp16 on their way into the model
+    outputs   become fp32 on their way out, so that the loss is computed in fp32
+    gradient  fp16: is multiplied by the loss scale where backward enters the model, and divided by
+              it just before the step; the user's loss is never touched
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, sections 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.utils import _apply_to_tensors
+
+from .comm import Comm
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class LossScale:
+    """A factor that keeps small fp16 gradients from becoming zero, and finds its own size.
+
+    scale: the factor now. It doubles after `interval` good steps in a row, and halves when a
+    gradient is inf or nan on any rank; that step is skipped on all ranks. `skipped` counts those.
+    """
+
+    scale: float = 2.0**16
+    interval: int = 2000
+    good: int = 0
+    skipped: int = 0
+
+    @torch.no_grad()
+    def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool:
+        """Divide by the scale in place. True if all gradients on all ranks are finite.
+
+        One all-reduce of one number, so that every rank answers the same; none if `comm` is alone.
+        """
+        bad = torch.zeros((), device=device)  # () 0 or 1
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                list(gradients), bad, torch.tensor(1.0 / self.scale, device=device)
+            )
+        finite = not comm.reduce_scalar(bad, maximum=True).item()
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.scale, self.skipped = self.scale / 2, self.skipped + 1
+        elif self.good == self.interval:
+            self.scale, self.good = self.scale * 2, 0
+        return finite
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss_scale: LossScale) -> Tensor:
+        ctx.loss_scale = loss_scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.loss_scale.scale, None
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raise ValueError unless dtype is None, torch.bfloat16 or torch.float16."""
+    if dtype is not None and dtype not in HALF:
+        raise ValueError(
+            f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
+        )
+
+
+def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | None) -> None:
+    """Cast the inputs of `module` to dtype and its outputs to fp32, from now on; scale its
+    gradient.
+
+    Tensors inside tuples, lists, dicts and dataclasses are found; integers stay as they are.
+    """
+
+    def enter(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def leave(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        tensor = tensor.float()
+        if loss_scale is None or not tensor.requires_grad:
+            return tensor
+        return _ScaleGradient.apply(tensor, loss_scale)
+
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: (_apply_to_tensors(enter, args), _apply_to_tensors(enter, kwargs)),
+        with_kwargs=True,
+    )
+    module.register_forward_hook(lambda _, args, output: _apply_to_tensors(leave, output))

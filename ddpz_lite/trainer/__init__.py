@@ -1,0 +1,8 @@
+"""The trainer behind `ddpz train`: the course's loop, with what a real run needs around it.
+
+recipe    all options and their defaults, free of torch
+batches   the text as this rank's micro-batches
+saving    checkpoints: write, keep the last two, resume from the newest good one
+log       lines, losses, TensorBoard's scalars
+loop      the loop itself: start reading here
+"""

@@ -1,0 +1,58 @@
+"""The text as micro-batches of this rank, epoch after epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from ..data import Corpus, RankSampler
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of this rank."""
+
+    inputs: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T)
+    count: int  # windows that count: B, or 0 on a rank that got none and only keeps step
+    dealt: int  # windows of all ranks together
+
+
+class Batches:
+    """A split of the text, dealt to the ranks; iterating never ends.
+
+    The last micro-batch of an epoch is what is left over. Ranks then differ by a window or more,
+    and a rank that got none runs one that counts nothing: all must enter every collective.
+    `sampler.state_dict()` on rank 0 says where the next micro-batch begins.
+    Raises ValueError if the split is shorter than one window.
+    """
+
+    def __init__(self, text: Corpus, split: str, recipe: Recipe, device: torch.device) -> None:
+        self.windows = text.windows(recipe.context, split)
+        self.batch, self.device = recipe.batch, device
+        shuffle = split == "train"
+        self.sampler = RankSampler(
+            len(self.windows), shuffle=shuffle, seed=recipe.seed, uneven="keep"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self.epoch()
+            self.sampler.set_epoch(self.sampler.epoch + 1)
+
+    def epoch(self) -> Iterator[Batch]:
+        """What is left of this epoch: all of it, or less after a resume."""
+        left = len(self.windows) - self.sampler.state_dict()["consumed"]  # windows of all ranks
+        indices = iter(self.sampler)
+        while left > 0:
+            mine = list(islice(indices, self.batch))
+            dealt = min(left, self.batch * self.sampler.world_size)
+            left -= dealt
+            pairs = [self.windows[index] for index in mine or [0]]
+            inputs, targets = (torch.stack(side) for side in zip(*pairs, strict=True))  # (B, T)
+            yield Batch(inputs.to(self.device), targets.to(self.device), len(mine), dealt)

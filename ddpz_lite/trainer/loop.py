@@ -1,0 +1,185 @@
+"""The training loop. `train(recipe)` runs on every rank: under `dz.launch`, `torchrun`, or alone.
+
+    text -> windows -> this rank's micro-batches -> loss -> backward -> clip -> step
+
+It is deterministic: on CPU, the same recipe on the same number of ranks gives the same losses bit
+for bit, and so does a run that was killed anywhere and resumed. Whatever the next step depends on
+is in the checkpoint (weights, optimizer, loss scale, random generators, place in the text) or
+follows from the step's number (learning rate).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..comm import Comm
+from ..data import Corpus, corpus
+from ..launcher import device as this_device
+from ..launcher import progress
+from ..launcher import rank as launched
+from ..model import GPT, GPTConfig, next_token_loss
+from ..optim import ShardedOptimizer
+from ..parallel import parallelize
+from .batches import Batch, Batches
+from .log import Log
+from .recipe import Recipe
+from .saving import Saver
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+BETAS = (0.9, 0.95)
+FLOOR = 0.1  # the learning rate ends at this share of its highest
+VALIDATION_BATCHES = 8  # micro-batches of each rank
+
+
+def train(recipe: Recipe) -> dict[str, Any]:
+    """Train as `recipe` says; every rank calls it. Returns plain data, the same on all ranks:
+
+        first        updates that were done already: above 0 after a resume
+        losses       of each step since: nats per token over all ranks, before the update
+        validation   {step: nats per token}
+        sample       text that the model wrote at the end
+
+    Raises ValueError or OSError for a recipe that cannot run here, TrainingError for checkpoints
+    of another run and for a loss that is no longer a number.
+    """
+    text, comm, device = corpus(recipe.text), Comm(), this_device()
+    torch.manual_seed(recipe.seed)  # the same weights on every rank
+    gpt = build(recipe, text).to(device)
+    log = Log(recipe, comm)
+    log.begin(text, gpt.num_params(), device)
+    model, optimizer = shard(recipe, gpt)
+    torch.manual_seed(recipe.seed + 1_000_003 * (comm.rank + 1))  # its own dropout
+    batches = Batches(text, "train", recipe, device)
+    saver = Saver(recipe, text, model, optimizer, batches.sampler)
+    first = saver.resume(log.say)
+    log.start(first)
+
+    stream = iter(batches)
+    for step in steps_with_bar(first, recipe.steps, comm.rank):  # updates, this one included
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step - 1)
+        loss, norm = update(recipe, model, optimizer, stream, comm.world)
+        log.add(loss)
+        if step == recipe.steps or step % recipe.report == 0:
+            log.report(step, optimizer, norm)
+        if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
+            log.validated(step, validation_loss(recipe, model, text, device, comm))
+        if recipe.checkpoint and (step == recipe.steps or step % recipe.every == 0):
+            log.collect(step)  # finds a loss that is no number, so that such a run is not saved
+            saver.save(step)
+
+    sample = write(recipe, model, text, device)
+    log.end(sample)
+    return {"first": first, "losses": log.losses, "validation": log.validation, "sample": sample}
+
+
+def update(
+    recipe: Recipe,
+    model: nn.Module,
+    optimizer: ShardedOptimizer,
+    stream: Iterator[Batch],
+    world: int,
+) -> tuple[Tensor, Tensor | None]:
+    """One step. Returns this rank's part () of the loss, whose sum over ranks is the mean over all
+    tokens, and the norm () of the gradient, None if it is not clipped.
+
+    [Note: unequal batches] The loss is the sum over this rank's tokens, divided by the tokens of
+    all ranks and micro-batches, which each rank can count by itself. The strategies then take the
+    mean over ranks; hence the factor `world`.
+    """
+    micro_batches = list(islice(stream, recipe.accumulate))
+    tokens = recipe.context * sum(batch.dealt for batch in micro_batches)
+    loss = torch.zeros((), device=micro_batches[0].inputs.device)  # ()
+    for index, batch in enumerate(micro_batches, 1):
+        # Stages 2 and 3 reduce every time: they are chosen where whole gradients have no room.
+        waits = recipe.stage < 2 and index < len(micro_batches)
+        with model.no_sync() if waits else nullcontext():
+            part = nats(model, batch) / tokens  # ()
+            (part * world).backward()
+        loss += part.detach()
+    norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
+
+
+def learning_rate(recipe: Recipe, done: int) -> float:
+    """For the next update when `done` are: linear warm-up, then half a cosine down to a tenth
+    (Loshchilov and Hutter, "SGDR", 2017, section 3). It has no state, so a resume needs none.
+    """
+    if done < recipe.warmup:
+        return recipe.lr * (done + 1) / recipe.warmup
+    share = (done - recipe.warmup) / max(1, recipe.steps - recipe.warmup)  # 0 to 1
+    return recipe.lr * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * share)) / 2)
+
+
+def nats(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss () summed over this rank's tokens; 0 for a batch that only keeps step."""
+    total = next_token_loss(model(batch.inputs), batch.targets, reduction="sum")  # ()
+    return total if batch.count else total * 0
+
+
+def build(recipe: Recipe, text: Corpus) -> GPT:
+    """The model, whole."""
+    sizes = {name: getattr(recipe, name) for name in ("context", "layers", "heads", "width")}
+    return GPT(GPTConfig(text.vocab_size, dropout=recipe.dropout, **sizes))
+
+
+def shard(recipe: Recipe, gpt: GPT) -> tuple[nn.Module, ShardedOptimizer]:
+    """The model and its AdamW, at the stage and precision of the recipe."""
+    return parallelize(
+        gpt,
+        torch.optim.AdamW,
+        recipe.stage,
+        mixed_precision=DTYPES[recipe.precision],
+        param_groups=partial(groups, weight_decay=recipe.weight_decay),
+        lr=recipe.lr,
+        betas=BETAS,
+        fused=True,
+    )
+
+
+def groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices, none for biases and norms."""
+    params = list(module.parameters())
+    return [
+        {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def steps_with_bar(first: int, steps: int, rank: int) -> Iterator[int]:
+    """Steps first + 1 to `steps`, with one bar: the parent's under `launch`, else rank 0's."""
+    todo = range(first + 1, steps + 1)
+    return progress(todo) if launched.current is not None or rank == 0 else iter(todo)
+
+
+@torch.no_grad()
+def validation_loss(
+    recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device, comm: Comm
+) -> float:
+    """Nats per token over the start of the validation split, the same windows each time."""
+    model.eval()
+    some = list(islice(Batches(text, "validation", recipe, device).epoch(), VALIDATION_BATCHES))
+    mine = sum(nats(model, batch).item() for batch in some)
+    model.train()
+    tokens = recipe.context * sum(batch.dealt for batch in some)
+    return sum(comm.gather_objects(mine)) / tokens
+
+
+def write(recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device) -> str:
+    """What the model writes after a line break; all ranks write it, for stage 3 needs them all."""
+    if not recipe.sample:
+        return ""
+    generator = torch.Generator(device).manual_seed(recipe.seed)
+    prompt = text.encode("\n")[None].to(device)  # (1, 1)
+    tokens = model.module.generate(prompt, recipe.sample, generator=generator)  # (1, 1 + sample)
+    return text.decode(tokens[0, 1:].cpu())

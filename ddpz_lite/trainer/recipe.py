@@ -1,0 +1,91 @@
+"""All that defines a training run, with its defaults: the options of `ddpz train`.
+
+Kept apart from the loop, and free of torch, so that `ddpz train --help` answers at once and each
+option has one home: name, default, and the words that explain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _option(
+    section: str,
+    default: Any,
+    words: str,
+    *,
+    kind: type = str,
+    at_least: float | None = None,
+    choices: Sequence[Any] | None = None,
+) -> Any:
+    """A field that is an option: `kind` is its type where the default, None, does not tell."""
+    about = {"section": section, "words": words, "at_least": at_least, "choices": choices}
+    about["kind"] = kind if default is None else type(default)
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run. Raises ValueError, naming the option, for a value that makes no sense.
+
+    A step is one update: `accumulate` micro-batches of `batch` windows on each rank, each window
+    `context` tokens (bytes) long. Paths are strings, so that the recipe is plain data.
+    """
+
+    text: str | None = _option(
+        "text", None, "file or folder to learn from (default: the standard library's sources)"
+    )
+    context: int = _option("text", 128, "bytes in a window", at_least=1)
+    sample: int = _option("text", 200, "bytes to write at the end; 0: none", at_least=0)
+
+    layers: int = _option("model", 4, "blocks", at_least=1)
+    heads: int = _option("model", 4, "attention heads in a block", at_least=1)
+    width: int = _option("model", 128, "width of the model", at_least=1)
+    dropout: float = _option("model", 0.0, "probability, from 0 up to but not 1", at_least=0)
+
+    stage: int = _option("ranks", 0, "0 is DDP; 1, 2, 3 are ZeRO", choices=range(4))
+    precision: str = _option(
+        "ranks",
+        "fp32",
+        "of forward and backward; fp16 has a dynamic loss scale",
+        choices=("fp32", "bf16", "fp16"),
+    )
+
+    steps: int = _option("optimization", 200, "updates in all", at_least=1)
+    batch: int = _option("optimization", 8, "windows in a micro-batch of one rank", at_least=1)
+    accumulate: int = _option("optimization", 1, "micro-batches before an update", at_least=1)
+    lr: float = _option("optimization", 1e-3, "highest learning rate", at_least=0)
+    warmup: int = _option("optimization", 10, "steps until it is reached; then cosine", at_least=0)
+    weight_decay: float = _option("optimization", 0.1, "of matrices, not of vectors", at_least=0)
+    clip: float = _option("optimization", 1.0, "highest norm of the gradient; 0: any", at_least=0)
+    seed: int = _option("optimization", 0, "of weights, order and dropout", at_least=0)
+
+    checkpoint: str | None = _option("files", None, "folder for checkpoints; all ranks must see it")
+    every: int = _option("files", 100, "steps between two checkpoints", at_least=1)
+    resume: bool = _option("files", False, "go on from the newest good checkpoint, if there is one")
+    report: int = _option("files", 10, "steps between two lines of progress", at_least=1)
+    validate: int = _option("files", 50, "steps between two validations; 0: none", at_least=0)
+    tensorboard: str | None = _option("files", None, "folder for TensorBoard's scalars")
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, about = getattr(self, option.name), option.metadata
+            flag = flag_of(option.name)
+            if about["at_least"] is not None and not about["at_least"] <= value < float("inf"):
+                raise ValueError(f"{flag} must be at least {about['at_least']}, got {value}")
+            if about["choices"] and value not in about["choices"]:
+                allowed = ", ".join(map(str, about["choices"]))
+                raise ValueError(f"{flag} must be one of {allowed}, got {value!r}")
+        if self.dropout >= 1:
+            raise ValueError(f"--dropout must be below 1, got {self.dropout}")
+        if self.width % self.heads:
+            raise ValueError(f"--width {self.width} does not divide into --heads {self.heads}")
+        if self.resume and self.checkpoint is None:
+            raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
+
+
+def flag_of(name: str) -> str:
+    """How an option is written: weight_decay is --weight-decay."""
+    return "--" + name.replace("_", "-")

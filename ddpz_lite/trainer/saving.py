@@ -1,0 +1,94 @@
+"""A run's checkpoints: the last two saves are kept, and a resume takes the newest good one.
+
+folder/step-00000100/    what `save_checkpoint` writes; complete once it has a file CURRENT
+folder/step-00000200/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..checkpoint import load_checkpoint, save_checkpoint
+from ..comm import Comm
+from ..data import Corpus, RankSampler
+from ..optim import ShardedOptimizer
+from .recipe import Recipe
+
+KEPT = 2  # the newest, and one more in case the newest is damaged
+
+
+class TrainingError(RuntimeError):
+    """What stops a run on all ranks alike, and its user can put right."""
+
+
+def complete(folder: str | Path) -> list[Path]:
+    """The complete checkpoints in a folder, newest first."""
+    return sorted((mark.parent for mark in Path(folder).glob("step-[0-9]*/CURRENT")), reverse=True)
+
+
+@dataclass
+class Saver:
+    """Writes and reads the checkpoints of a run; every rank calls the same methods."""
+
+    recipe: Recipe
+    text: Corpus
+    model: nn.Module
+    optimizer: ShardedOptimizer
+    sampler: RankSampler
+
+    def __post_init__(self) -> None:
+        self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
+
+    def save(self, step: int) -> None:
+        """Write folder/step-<step>; then remove what is older than the last two, and what a kill
+        left behind.
+        """
+        folder, extra = Path(self.recipe.checkpoint), {"step": step, "text": self.fingerprint}
+        extra["sampler"] = self.sampler.state_dict()
+        save_checkpoint(folder / f"step-{step:08d}", self.model, self.optimizer, **extra)
+        if Comm().rank == 0:
+            for old in set(folder.glob("step-[0-9]*/")) - set(complete(folder)[:KEPT]):
+                shutil.rmtree(old)
+
+    def resume(self, say: Callable[[str], None]) -> int:
+        """The step of the newest good checkpoint, which is loaded; 0 if the recipe does not resume,
+        or nothing has been saved yet.
+
+        Raises TrainingError if there are checkpoints and none fits.
+        """
+        problems: list[str] = []
+        for folder in complete(self.recipe.checkpoint) if self.recipe.resume else ():
+            try:
+                extra = load_checkpoint(folder, self.model, self.optimizer)
+            except (FileNotFoundError, ValueError) as error:  # damaged, or of another model
+                problems.append(f"{folder.name}: {error}")
+                continue
+            for problem in problems:
+                say(f"skipped {problem}")
+            self._go_on(extra)
+            say(f"resumed at step {extra['step']} of {self.recipe.steps}")
+            return extra["step"]
+        if problems:
+            raise TrainingError(
+                f"no checkpoint in {self.recipe.checkpoint} can be loaded. {problems[0]}"
+            )
+        return 0
+
+    def _go_on(self, extra: dict[str, Any]) -> None:
+        """Set the place in the text, if it is the same text."""
+        if extra["text"] != self.fingerprint:
+            raise TrainingError(
+                f"the checkpoints in {self.recipe.checkpoint} come from another text than "
+                f"{self.text.name}. Cure: the same --text, or another --checkpoint folder."
+            )
+        try:
+            self.sampler.load_state_dict(extra["sampler"])
+        except ValueError as error:
+            raise TrainingError(f"{error} Cure: the same --seed and --context.") from error

@@ -1,0 +1,127 @@
+"""ZeRO-1: every rank holds all parameters and gradients, and one N-th of the optimizer's state.
+
+A step reduces each bucket of gradients to shards (Partial to Shard), lets the optimizer update this
+rank's shard, and gathers the parameters (Shard to Replicate). The two together move what one
+all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
+so the optimizer updates them in place and nothing is copied; with it, the shard is the fp32 master
+copy.
+
+Gradients stay in `param.grad`, of this rank alone, until `step()`; so accumulation over several
+backwards costs nothing and needs no `no_sync`.
+
+Source: Rajbhandari et al. 2020, section 5.1 (P_os).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .comm import Comm
+from .ddp import buckets_of
+from .flat import Flat
+from .optim import Scaler, ShardedOptimizer
+
+
+class ZeRO1(ShardedOptimizer):
+    """A torch optimizer whose state is sharded: `ZeRO1(model.parameters(), torch.optim.AdamW,
+    lr=1e-3)`.
+
+    Parameters get rank 0's values and become views of flat buffers. Every rank must call `step()`.
+
+    Args:
+        params: parameters or groups, as for any torch optimizer; frozen ones are left alone.
+        optimizer_class: one that works element by element; `options` are its own.
+        mesh: a process group, a mesh (2-D: replicate, shard), or None for the world.
+        bucket_mb: megabytes (1e6 bytes) of parameters per transition.
+        mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
+            forward and backward; the optimizer steps on master copies in the dtype they had.
+        reduce_dtype: in which gradients travel; default: that of the parameters. They are summed in
+            fp32.
+        offload: keep shards and state in the memory of the host.
+        loss_scale: see `precision.LossScale`.
+
+    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' parameters
+    differ.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: Callable[..., torch.optim.Optimizer],
+        *,
+        mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
+        bucket_mb: float = 8.0,
+        mixed_precision: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        offload: bool = False,
+        loss_scale: Scaler | None = None,
+        **options: Any,
+    ) -> None:
+        self.flats: list[Flat] = []
+        self._piece_of: dict[nn.Parameter, nn.Parameter] = {}
+        self._bucket_mb, self._shard_comm = bucket_mb, Comm.of(mesh)
+        self._flat_options = {
+            "dtype": mixed_precision,
+            "reduce_dtype": reduce_dtype,
+            "offload": offload,
+        }
+        super().__init__(
+            params, optimizer_class, comm=self._shard_comm, loss_scale=loss_scale, **options
+        )
+
+    def adopt(self, groups: list[dict[str, Any]]) -> None:
+        params = [p for group in groups for p in group["params"]]
+        lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
+        self._shard_comm.check_equal("the optimizer's parameters", lines)
+        self._shard_comm.broadcast(params)
+        for bucket in buckets_of(params, self._bucket_mb):
+            flat = Flat(bucket, self._shard_comm, **self._flat_options)
+            self.flats.append(flat)
+            self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
+
+    def piece(self, param: nn.Parameter) -> nn.Parameter:
+        return self._piece_of.get(param, param)
+
+    def reduce(self) -> None:
+        """Each gradient is copied once, to be sent; two buckets are under way at a time."""
+        self._drop_shards()
+        for flat, before_last in zip(self.flats, [None, None, *self.flats], strict=False):
+            for index, param in enumerate(flat.params):
+                if param.grad is not None:
+                    flat.collect(index, param.grad)
+            if before_last is not None:
+                before_last.reduced()
+            flat.reduce()
+        for flat in self.flats[-2:]:
+            flat.reduced()
+
+    def publish(self) -> None:
+        self._drop_shards()
+        self.gather()
+
+    def gather(self) -> None:
+        """Shard to Replicate: every parameter whole, as the pieces have it."""
+        for flat in self.flats:
+            flat.gather()
+        for flat in self.flats:
+            flat.gathered()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: gradients are only ever reduced in `step()`."""
+        yield
+
+    def _drop_shards(self) -> None:
+        """The shards of the gradient live only inside a step."""
+        for flat in self.flats:
+            for piece in flat.pieces:
+                piece.grad = None
+
+    def memory_extra(self) -> dict[str, list[Tensor]]:
+        return {"transient": [t for flat in self.flats for t in flat.transient()]}

@@ -1,0 +1,74 @@
+"""ZeRO-2: gradients are sharded too. Each bucket is reduced while backward runs, and freed.
+
+After `backward()` no parameter has a `.grad`: the mean lies in shards, on the optimizer's pieces.
+At no time does a rank hold all gradients: two buckets at most are on their way.
+
+Accumulation has a price, and two ways to pay it. By default every backward reduces and adds to the
+shards: m micro-batches move (m+1)Ψ, and memory stays sharded. Under `no_sync` gradients stay whole
+on each rank until the first backward outside: 2Ψ are moved, and memory is that of ZeRO-1 meanwhile.
+
+Source: Rajbhandari et al. 2020, section 5.2 (P_os+g).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from .ddp import Reducer
+from .flat import Flat
+from .zero1 import ZeRO1
+
+
+class Shards:
+    """A bucket that the Reducer reduces to shards: Flat, seen as DDP's Bucket is seen."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat, self.params = flat, flat.params
+
+    def collect(self, index: int, param: nn.Parameter) -> None:
+        self.flat.collect(index, param.grad)
+        param.grad = None
+
+    def reduce(self, missing: list[int]) -> None:
+        self.flat.reduce()  # knows what is missing
+
+    def reduced(self) -> None:
+        self.flat.reduced()
+
+
+class ZeRO2(ZeRO1):
+    """ZeRO-1 whose gradients are reduced to shards during backward; same arguments, same use.
+
+    Use this optimizer's `zero_grad()`, not the module's: gradients are on its pieces.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._reducer = Reducer([], in_flight=2)
+        super().__init__(*args, **kwargs)
+
+    def adopt(self, groups: list[dict[str, Any]]) -> None:
+        known = len(self.flats)
+        super().adopt(groups)
+        self._reducer.add([Shards(flat) for flat in self.flats[known:]])
+
+    def reduce(self) -> None:
+        """Nothing to do: backward has reduced."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._reducer.reset()
+        for flat in self.flats:
+            flat.forget()
+
+    def publish(self) -> None:
+        self.gather()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside keep whole gradients here; the next one outside reduces the sum."""
+        with self._reducer.no_sync():
+            yield

@@ -1,0 +1,71 @@
+"""`ddpz bench`: every contestant takes the same steps, and the table says what was measured."""
+
+import pytest
+
+from ddpz_lite import bench, cli
+from ddpz_lite.cli import bench as command
+
+TINY = bench.Workload(bench.about(5e4, context=8), batch=2, rounds=2, warmup=1)
+
+
+@pytest.mark.parametrize("millions", [1, 3, 11, 30, 100])
+def test_a_size_asked_for_is_about_what_one_gets(millions):
+    workload = bench.Workload(bench.about(1e6 * millions), batch=1, rounds=1)
+    assert workload.num_params == pytest.approx(1e6 * millions, rel=0.35)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_contestants_run_interleaved(world_size):
+    names = [*bench.OURS, *bench.PEERS.values()]
+    seconds = bench.measure(names, TINY, world_size, timeout=100)
+    assert list(seconds) == names
+    assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
+
+
+def test_a_ratio_is_taken_within_a_round():
+    seconds = {"a": [1.0, 20.0, 3.0], "b": [2.0, 40.0, 1.0]}
+    assert bench.ratios(seconds, "a", "b") == [0.5, 0.5, 3.0]
+    assert bench.median(bench.ratios(seconds, "a", "b")) == 0.5
+
+
+def test_the_table(monkeypatch, capsys):
+    names = [*bench.OURS, *bench.PEERS.values()]
+    times = {name: [0.001 * (i + 1)] * 3 for i, name in enumerate(names)}
+    monkeypatch.setattr(bench, "measure", lambda *_: times)
+    monkeypatch.setattr(bench, "deepspeed_here", lambda: False)
+    assert cli.main(["bench", "--peers", "--ranks", "2", "--millions", "0.1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 ranks" in lines[2]
+    assert lines[3].split() == ["DDP", "1.0", "0.20", "of", "torch", "DDP"]
+    assert lines[-1] == "DeepSpeed is not installed, so it is not beside them."
+
+
+def test_growth_is_a_table_and_a_figure(monkeypatch, capsys, tmp_path):
+    asked = []
+
+    def measure(names, workload, ranks):
+        asked.append((workload.num_params, ranks))
+        return {name: [workload.num_params * ranks * 1e-9] for name in names}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    figure = tmp_path / "growth.png"
+    assert cli.main(["bench", "--growth", "--rounds", "1", "--figure", str(figure)]) == 0
+    assert len(asked) == len(command.GROWTH_MILLIONS) + len(command.GROWTH_RANKS) - 1
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(asked) + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "0"], "must be positive"),
+        (["--rounds", "0"], "must be positive"),
+        (["--figure", "x.png"], "give both"),
+        (["--growth", "--figure", "no/such/folder/x.png"], "there is no folder"),
+    ],
+)
+def test_bad_options_are_one_line(words, message, capsys):
+    assert cli.main(["bench", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1

@@ -1,0 +1,378 @@
+"""`ddpz train`: deterministic, fair to unequal batches, resumable bit for bit, clear when wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from train_state import assert_same, state, write_text
+
+import ddpz_lite as dz
+from ddpz_lite.cli import main
+from ddpz_lite.data import corpus
+from ddpz_lite.trainer import saving
+from ddpz_lite.trainer.batches import Batches
+from ddpz_lite.trainer.loop import FLOOR, learning_rate, train
+from ddpz_lite.trainer.recipe import Recipe, flag_of
+
+# 61 windows: 15 micro-batches of 2 ranks x 2 windows, then one with a single window for rank 0.
+TINY = {"context": 16, "layers": 1, "heads": 2, "width": 8, "batch": 2, "sample": 0, "validate": 0}
+WINDOWS = 61
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    return write_text(tmp_path / "text", length=1090)
+
+
+def tiny(text: str, **options) -> Recipe:
+    return Recipe(text=text, **TINY | options)
+
+
+def words(recipe: Recipe) -> list[str]:
+    """A recipe as it is typed."""
+    said = ["train"]
+    for option in fields(Recipe):
+        value = getattr(recipe, option.name)
+        if value is True:
+            said.append(flag_of(option.name))
+        elif value not in (None, False) or option.name in ("validate", "sample"):
+            said += [flag_of(option.name), str(value)]
+    return said
+
+
+# ---- the schedule and the batches ----
+
+
+def test_the_learning_rate_rises_then_falls_along_a_cosine():
+    recipe = Recipe(steps=110, warmup=10, lr=0.5)
+    rates = [learning_rate(recipe, done) for done in range(111)]
+    assert rates[:10] == pytest.approx([0.05 * n for n in range(1, 11)])
+    assert rates[10] == 0.5 and rates[110] == pytest.approx(0.5 * FLOOR)
+    assert rates[60] == pytest.approx(0.5 * (1 + FLOOR) / 2)  # half-way
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert learning_rate(Recipe(steps=5, warmup=5), 5) == 1e-3  # nothing but warm-up
+
+
+def dealt(recipe: Recipe, resume_after: int) -> list[tuple]:
+    """Two epochs of micro-batches: (first bytes of the windows that count, dealt to all)."""
+    text = corpus(recipe.text)
+    batches = Batches(text, "train", recipe, torch.device("cpu"))
+    stream, out, state = iter(batches), [], None
+    length = len(batches.windows)
+    while sum(n for _, n in out) < 2 * length:
+        if len(out) == resume_after:
+            state = [batches.sampler.state_dict()]
+            if dist.is_initialized():
+                dist.broadcast_object_list(state)  # a checkpoint holds rank 0's
+            batches = Batches(text, "train", recipe, torch.device("cpu"))
+            batches.sampler.load_state_dict(state[0])
+            stream = iter(batches)
+        batch = next(stream)
+        windows = [tuple(w) for w in batch.inputs.tolist()]
+        out.append((windows[: batch.count], batch.dealt))
+    return out
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_epoch_deals_every_window_once(text, world):
+    recipe = tiny(text)
+    all_windows = sorted(tuple(x.tolist()) for x, _ in corpus(text).windows(16))
+    assert len(all_windows) == WINDOWS
+    for resume_after in (-1, 3, -(-WINDOWS // (2 * world))):
+        ranks = dz.launch(dealt, world, args=(recipe, resume_after), record=False)
+        assert len({len(of_rank) for of_rank in ranks}) == 1  # all enter every collective
+        epochs: list[list] = [[], []]
+        for together in zip(*ranks, strict=True):
+            counted = [window for windows, _ in together for window in windows]
+            assert {n for _, n in together} == {len(counted)}
+            epochs[len(epochs[0]) == WINDOWS] += counted
+        assert sorted(epochs[0]) == sorted(epochs[1]) == all_windows
+        assert epochs[0] != epochs[1]
+        if resume_after == -1:
+            undisturbed = ranks
+        assert list(ranks) == list(undisturbed)
+
+
+def losses(recipe: Recipe) -> list[float]:
+    result = train(recipe)
+    return [*result["losses"], *result["validation"].values()]
+
+
+@pytest.mark.parametrize(("stage", "world"), [(0, 3), (1, 2), (2, 3), (3, 3)])
+def test_unequal_batches_train_as_one_process_on_all_of_them(text, stage, world):
+    """Through the end of an epoch, where one rank has less, or nothing."""
+    recipe = tiny(text, steps=14, accumulate=2, lr=0.01, warmup=2, stage=stage, validate=7)
+    parts = dz.launch(losses, world, args=(recipe,), record=False)
+    whole = losses(replace(recipe, batch=2 * world, stage=0))
+    assert len(whole) == 16 and whole[-3] < whole[0]
+    for part in parts:
+        assert part == parts[0]  # the same numbers on all ranks
+        assert part == pytest.approx(whole, abs=2e-4)
+
+
+# ---- deterministic, and resumed bit for bit ----
+
+
+def interrupted(recipe: Recipe, stages: list[tuple[int, str]], folder: str) -> dict:
+    """Each (stage, precision): a whole run, then again from its middle. Losses of both."""
+    out = {}
+    for stage, precision in stages:
+        whole = replace(
+            recipe, stage=stage, precision=precision, checkpoint=f"{folder}/{stage}-{precision}"
+        )
+        first = train(whole)
+        end = Path(whole.checkpoint, f"step-{recipe.steps:08d}")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            end.rename(end.parent / f"whole-{end.name}")
+        dist.barrier()
+        again = train(replace(whole, resume=True))
+        out[stage, precision] = first["losses"], again["first"], again["losses"]
+    return out
+
+
+def test_resume_is_bit_for_bit_at_each_stage(tmp_path, text):
+    """Past the end of an epoch, with dropout, accumulation, and a loss scale that has halved."""
+    recipe = tiny(text, steps=12, every=6, accumulate=2, dropout=0.1, lr=0.01, validate=4)
+    stages = [*((s, "fp32") for s in range(4)), (2, "fp16"), (3, "bf16"), (0, "fp16")]
+    ranks = dz.launch(interrupted, 2, args=(recipe, stages, str(tmp_path)), record=False)
+    for (stage, precision), (whole, first, again) in ranks[0].items():
+        assert (len(whole), first) == (12, 6)
+        assert again == whole[6:], (stage, precision)
+        folder = tmp_path / f"{stage}-{precision}"
+        resumed, undisturbed = folder / "step-00000012", folder / "whole-step-00000012"
+        assert_same(state(recipe, resumed), state(recipe, undisturbed))
+        assert state(recipe, resumed)["extra"]["sampler"]["epoch"] == 1
+    fp32 = [ranks[0][stage, "fp32"][0] for stage in range(4)]
+    for of_stage in fp32[1:]:  # alike but for the rounding of the norm, which shards sum in parts
+        assert of_stage == pytest.approx(fp32[0], abs=1e-4)
+    assert ranks[0][2, "fp16"][0] != fp32[0]
+
+
+def twice(recipe: Recipe) -> list[dict]:
+    return [train(recipe), train(recipe), train(replace(recipe, seed=1))]
+
+
+def test_the_seed_decides_everything(text):
+    recipe = tiny(text, steps=4, dropout=0.2, sample=30, stage=2)
+    for first, second, other in dz.launch(twice, 2, args=(recipe,), record=False):
+        assert first == second and len(first["sample"]) > 0
+        assert first["losses"] != other["losses"] and first["sample"] != other["sample"]
+
+
+# ---- checkpoints ----
+
+
+def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, text, capsys):
+    recipe = tiny(text, steps=5, every=1, checkpoint=str(tmp_path / "runs"), resume=True)
+    (tmp_path / "runs" / "step-00000001" / "remains").mkdir(parents=True)  # of a kill
+    whole = train(recipe)  # with nothing to resume from
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert whole["first"] == 0 and folders == ["step-00000004", "step-00000005"]
+    undisturbed = state(recipe, tmp_path / "runs" / folders[-1])
+    newest = tmp_path / "runs" / folders[-1]
+    (newest / (newest / "CURRENT").read_text() / "extra.pt").write_bytes(b"damaged")
+    capsys.readouterr()
+    again = train(recipe)
+    assert (again["first"], again["losses"]) == (4, whole["losses"][4:])
+    printed = capsys.readouterr().out
+    assert re.search(r"skipped step-00000005: .* is damaged", printed)
+    assert "resumed at step 4 of 5" in printed
+    assert_same(state(recipe, newest), undisturbed)
+    finished = train(recipe)  # nothing left to do
+    assert (finished["first"], finished["losses"]) == (5, [])
+
+
+def test_a_run_goes_on_at_another_stage_world_and_length(tmp_path, text):
+    recipe = tiny(text, steps=3, checkpoint=str(tmp_path / "runs"), resume=True, stage=1)
+    dz.launch(losses, 3, args=(recipe,), record=False)
+    more = replace(recipe, steps=6, stage=3)
+    assert {len(found) for found in dz.launch(losses, 2, args=(more,), record=False)} == {3}
+
+
+def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
+    """Count the calls of the second save; in the third, end when `share` of them have been made."""
+    save, saves, calls, limit = saving.Saver.save, 0, 0, 0.0
+
+    def count(frame, event, _) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if saves == 3 and calls >= limit and dist.get_rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(self, step: int) -> None:
+        nonlocal calls, saves, limit
+        saves, limit, calls = saves + 1, share * calls, 0
+        sys.setprofile(count)
+        save(self, step)
+        sys.setprofile(None)
+
+    saving.Saver.save = counted
+    train(recipe)
+
+
+@pytest.mark.slow
+def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text):
+    recipe = tiny(text, steps=5, every=1, dropout=0.1, stage=2)
+    undisturbed = replace(recipe, checkpoint=str(tmp_path / "undisturbed"))
+    dz.launch(losses, 2, args=(undisturbed,), record=False)
+    wanted = state(recipe, tmp_path / "undisturbed" / "step-00000005")
+    draw, left_at = random.Random(0), set()
+    for attempt in range(8):
+        folder = tmp_path / str(attempt)
+        killed = replace(recipe, checkpoint=str(folder))
+        share, victim = (attempt + draw.random()) / 8, draw.randrange(2)
+        with pytest.raises(dz.RankFailed) as failure:
+            dz.launch(killed_while_saving, 2, args=(killed, victim, share), record=False)
+        assert (failure.value.kind, failure.value.rank) == ("killed", victim)
+        newest = saving.complete(folder)[0]
+        step = state(recipe, newest)["extra"]["step"]
+        assert newest.name == f"step-{step:08d}" and step in (2, 3)
+        left_at.add(step)
+        again = dz.launch(losses, 2, args=(replace(killed, resume=True),), record=False)
+        assert len(again[0]) == 5 - step
+        assert_same(state(recipe, folder / "step-00000005"), wanted)
+    assert 2 in left_at
+
+
+# ---- what it says ----
+
+
+def test_the_command_trains_and_tells(tmp_path, text, capsys):
+    recipe = tiny(text, steps=60, stage=3, lr=0.02, report=20, validate=30, sample=40)
+    assert main([*words(recipe), "--ranks", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "981 bytes to train, 109 to validate" in printed
+    assert "ZeRO-3 on 2 ranks over gloo (cpu), fp32, 64 tokens a step" in printed
+    lines = re.findall(r"step (\d+)/60  loss (\S+)  lr (\S+)  norm (\S+)  [\d,]+ tokens/s", printed)
+    assert [int(line[0]) for line in lines] == [20, 40, 60]
+    validation = re.findall(r"step (\d+)/60  validation (\S+)", printed)
+    assert [int(step) for step, _ in validation] == [30, 60]
+    assert float(validation[1][1]) < float(validation[0][1]) < 5.5  # ln 256 = 5.55: it has learned
+    assert "--- sample" in printed
+
+
+def test_the_standard_library_is_the_default_text(capsys):
+    assert main([*words(Recipe(**TINY | {"steps": 1})), "--ranks", "1"]) == 0
+    assert "standard library of Python" in capsys.readouterr().out
+
+
+def test_help_has_every_option_with_its_default_and_imports_no_torch():
+    code = (
+        "import sys; from ddpz_lite.cli import main\n"
+        "try: main(['train', '--help'])\n"
+        "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    env = {**os.environ, "DDPZ_WARM": "0", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    helps = {part.split()[0]: part for part in re.split(r"\n  (?=--)", done.stdout)}
+    for option in fields(Recipe):
+        told = re.search(r"\(default ([^:)]*)\)", helps[flag_of(option.name)])
+        has_default = option.default is not None and option.default is not False
+        assert (told and told[1]) == (str(option.default) if has_default else None)
+    assert "example:  ddpz train --ranks 2" in done.stdout and "torchrun" in done.stdout
+
+
+WRONG = {
+    "--steps 0": "--steps must be at least 1, got 0",
+    "--lr -1": "--lr must be at least 0, got -1.0",
+    "--lr nan": "--lr must be at least 0, got nan",
+    "--dropout 1": "--dropout must be below 1, got 1.0",
+    "--width 9": "--width 9 does not divide into --heads 2",
+    "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
+    "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
+    "--text nowhere.txt": "'nowhere.txt'",
+    "--context 2000": "needs 2001",
+    "--validate 1 --context 200": "the validation split",
+    "--lr 1e30 --clip 0 --ranks 1": "training has diverged. Cure: a lower --lr",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_option_is_one_line(wrong, text, capsys):
+    assert main([*words(tiny(text, steps=4)), *wrong.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ddpz train: ") and WRONG[wrong] in error
+    assert error.count("\n") == 1
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
+    recipe = tiny(text, steps=1, checkpoint=str(tmp_path / "runs"))
+    other = write_text(tmp_path / "other", length=1090, seed=1)
+    assert main([*words(recipe), "--ranks", "1"]) == 0
+    resume = [*words(replace(recipe, steps=2)), "--ranks", "2", "--resume"]
+    for more, said in {
+        (): None,
+        ("--text", other): "come from another text than other. Cure: the same --text",
+        ("--seed", "1"): "saved with seed=0, this sampler has seed=1",
+        ("--width", "16"): "is of another model",
+    }.items():
+        capsys.readouterr()
+        status = main([*resume, *more])
+        error = capsys.readouterr().err
+        if said is None:
+            assert (status, error) == (0, "")
+        else:
+            assert status == 2 and said in error and error.count("\n") == 1
+    assert main([*words(recipe), "--ranks", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "holds checkpoints already, the newest step-00000002. Cure: --resume" in error
+
+
+def test_a_checkpoint_folder_that_is_a_file_is_one_line(text, capsys):
+    assert main([*words(tiny(text, checkpoint=text))]) == 2
+    assert text in capsys.readouterr().err
+
+
+# ---- TensorBoard ----
+
+
+def test_without_tensorboard_the_cure_is_one_line(text, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main([*words(tiny(text)), "--tensorboard", "anywhere"]) == 2
+    said = "--tensorboard needs the package tensorboard. Cure: pip install tensorboard"
+    assert capsys.readouterr().err == f"ddpz train: {said}\n"
+
+
+def test_scalars_are_those_of_the_lines(text, monkeypatch):
+    written: dict[str, dict[int, float]] = {}
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert (folder, purge_step) == ("board", 1)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.setdefault(name, {})[step] = value
+
+        def close(self) -> None:
+            written["closed"] = {}
+
+    fake = SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    result = train(tiny(text, steps=4, report=2, validate=4, tensorboard="board", precision="fp16"))
+    assert written["loss"] == {2: result["losses"][1], 4: result["losses"][3]}
+    assert written["validation"] == result["validation"]
+    wanted = {"loss", "lr", "norm", "scale", "skipped", "tokens_per_second", "validation", "closed"}
+    assert set(written) == wanted
+
+
+def test_real_event_files(tmp_path, text):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = train(tiny(text, steps=2, report=1, tensorboard=str(tmp_path / "board")))
+    board = events.EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [e.value for e in board.Scalars("loss")] == pytest.approx(result["losses"])

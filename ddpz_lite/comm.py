@@ -62,7 +62,12 @@ class Comm:
             `torch.distributed` was not initialised.
         replicas: for hybrid sharding, the group of the ranks that hold the same shard.
 
-    Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too.
+    Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too;
+    `group` is None for the world.
+
+    [Note: the world is not held] A script may end with its model alive. If the model held the world
+    group, `destroy_process_group` could not end gloo's threads, and one that lets go of a tensor
+    while Python shuts down aborts the process.
     """
 
     def __init__(
@@ -70,11 +75,11 @@ class Comm:
     ) -> None:
         if not dist.is_initialized():
             _refuse_forgotten_init()
-        elif group is None:
-            group = dist.group.WORLD
+        elif group is dist.group.WORLD:
+            group = None
         self.group, self.replicas = group, replicas
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.world = dist.get_world_size(group) if group is not None else 1
+        self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+        self.world = dist.get_world_size(group) if dist.is_initialized() else 1
         self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
 
     @classmethod

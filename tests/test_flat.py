@@ -14,7 +14,7 @@ from ddpz_lite.flat import Flat, Layout
 SHAPES = [(3, 5), (), (7,), (1, 1), (2, 3, 4)]
 
 
-@pytest.mark.parametrize(("world", "count"), product(range(1, 9), range(1, 6)))
+@pytest.mark.parametrize(("world", "count"), list(product(range(1, 9), range(1, 6))))
 def test_every_element_is_owned_once(world, count):
     shapes = tuple(torch.Size(s) for s in SHAPES[:count])
     numel = sum(s.numel() for s in shapes)

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -40,17 +42,21 @@ def words(recipe: Recipe, checkpoint: Path) -> list[str]:
 
 def run(folder: Path, *command: str, status: int = 0) -> str:
     """Run Python with a folder for what it leaves; returns its output. What it started must end."""
-    (folder / "tmp").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dz-") as temporary:  # short: sockets are made in it
+        return _run(folder, temporary, command, status)
+
+
+def _run(folder: Path, temporary: str, command: Sequence[str], status: int) -> str:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
     with (folder / "output").open("w") as output:
         words = [sys.executable, *command]
         process = subprocess.Popen(words, env=env, stdout=output, stderr=output)
         try:
             found = process.wait(DEADLINE)
-            assert gone(_started(folder), within=DEADLINE / 4)
+            assert gone(_started(temporary), within=DEADLINE / 4)
         finally:
-            for pid in _started(folder):
+            for pid in _started(temporary):
                 os.kill(pid, signal.SIGKILL)
             process.wait()
     text = (folder / "output").read_text(errors="replace")
@@ -58,12 +64,12 @@ def run(folder: Path, *command: str, status: int = 0) -> str:
     return text
 
 
-def _started(folder: Path) -> list[int]:
+def _started(temporary: str) -> list[int]:
     """The processes that have the folder in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # another's, or it has just ended
-            if process.environ().get("TMPDIR") == str(folder / "tmp"):
+            if process.environ().get("TMPDIR") == temporary:
                 found.append(process.pid)
     return found
 

@@ -80,6 +80,7 @@ def load_everywhere(path: str, case: str, saved_world: int) -> dict[tuple[int, i
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_world", "load_world"), [(2, 2), (3, 2), (2, 3), (1, 4)])
 @pytest.mark.parametrize("case", ["gpt", "cnn"])
 def test_any_stage_to_any_stage(tmp_path, save_world, load_world, case):
@@ -233,6 +234,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_last_good_one(tmp_path):
     rng = random.Random(0)
     for attempt in range(4):

@@ -17,6 +17,8 @@ from torch import nn
 import ddpz_lite as dz
 from ddpz_lite.parallel import parallelize
 
+pytestmark = pytest.mark.slow
+
 NAP, LAYERS, WIDTH = 0.03, 6, 100
 BYTES = WIDTH * WIDTH * 4  # of a layer
 

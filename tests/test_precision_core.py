@@ -37,6 +37,7 @@ def every_stage() -> dict[tuple[str, str, int], tuple[float, float, bool]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_half_precision_at_every_stage(world):
     for found in dz.launch(every_stage, world, record=False):

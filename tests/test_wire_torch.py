@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import ddpz_lite as dz
 
+pytestmark = pytest.mark.slow
+
 FAST = dz.Network(latency=2e-4, bandwidth=1e9)
 
 

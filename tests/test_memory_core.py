@@ -22,6 +22,8 @@ from ddpz_lite.model import MLP
 from ddpz_lite.parallel import parallelize
 from ddpz_lite.placement import zero_memory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fake_world(request):

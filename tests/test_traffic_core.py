@@ -14,6 +14,8 @@ import ddpz_lite as dz
 from ddpz_lite.parallel import parallelize
 from ddpz_lite.placement import elements_moved
 
+pytestmark = pytest.mark.slow
+
 
 def one_step(stage: int, micro_batches: int, no_sync: bool, options: dict) -> dict[str, int]:
     """Two steps, the second between two marks in the ledger: sends of one float64 element."""

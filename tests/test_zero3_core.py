@@ -86,6 +86,7 @@ def options_do_not_change_results() -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_options_do_not_change_results(world):
     for found in dz.launch(options_do_not_change_results, world, record=False):

@@ -154,6 +154,21 @@ class Reducible(Protocol):
     def reduced(self) -> None: ...
 
 
+def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
+    """Autograd's number of the run that is under way, and `end` queued for when it is over; None
+    if it is the `known` run. Raises RuntimeError for a run inside another.
+    """
+    run = torch._C._current_graph_task_id()
+    if run == known:
+        return None
+    if known is not None:
+        raise RuntimeError(
+            "a backward began inside another one. Cure: checkpoint(..., use_reentrant=False)."
+        )
+    Variable._execution_engine.queue_callback(end)
+    return run
+
+
 class Reducer:
     """Reduces each bucket as soon as backward has filled it, and all of them before backward
     returns.
@@ -199,15 +214,8 @@ class Reducer:
         self._release(only_full=True)
 
     def _enter(self) -> None:
-        run = torch._C._current_graph_task_id()
-        if run == self._run:
-            return
-        if self._run is not None:
-            raise RuntimeError(
-                "a backward began inside another one. Cure: checkpoint(..., use_reentrant=False)."
-            )
-        self._run = run
-        Variable._execution_engine.queue_callback(self._end)
+        if (run := new_backward(self._run, self._end)) is not None:
+            self._run = run
 
     def _release(self, only_full: bool) -> None:
         while self._next < len(self.buckets):

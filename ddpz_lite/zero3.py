@@ -31,11 +31,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
-from .ddp import Replica
+from .ddp import Replica, new_backward
 from .flat import Flat
 from .units import Slot, Units, fill, materialize, split
 
@@ -300,16 +299,9 @@ class ZeRO3(Replica):
     # -- backward
 
     def _enter_backward(self) -> None:
-        run = torch._C._current_graph_task_id()
-        if run == self._run:
-            return
-        if self._run is not None:
-            raise RuntimeError(
-                "a backward began inside another one. Cure: checkpoint(..., use_reentrant=False)."
-            )
-        self._run = run
-        Variable._execution_engine.queue_callback(self._end_backward)
-        self.units[0].use()  # first on every rank, though its own hook may come second
+        if (run := new_backward(self._run, self._end_backward)) is not None:
+            self._run = run
+            self.units[0].use()  # first on every rank, though its own hook may come second
 
     def _pre_backward(self, unit: Unit, previous: Unit, first: bool) -> None:
         """The gradient of the unit's output is there: close what is done, gather this unit and the

@@ -303,6 +303,11 @@ def test_an_endless_loop_is_told_at_the_timeout(record):
     assert error.seconds >= 2
 
 
+def test_a_hang_is_told_within_a_second_of_the_timeout():
+    late = [fails(endless_loop, timeout=1).seconds - 1 for _ in range(3)]
+    assert min(late) < 1.0, f"seconds from timeout to report, three times: {late}"
+
+
 def swallows_interrupts():
     while True:
         try:  # noqa: SIM105 (as a learner writes it)

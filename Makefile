@@ -18,7 +18,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-quick lessons exercises lint lock clean
+.PHONY: help setup lab test test-quick lessons exercises book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -33,14 +33,17 @@ lab: setup  ## open JupyterLab at lesson 00
 test: setup  ## all tests and all notebooks
 	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) $(ARGS) tests $(NOTEBOOKS)
 
-test-quick: setup  ## the tests that take less than two minutes together
+test-quick: setup  ## the quick tests, less than three minutes
 	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow" $(ARGS) tests
 
 lessons: setup  ## execute all lessons without a browser and show the time of each
 	$(IN_VENV) ddpz lessons $(ARGS)
 
-exercises:  ## the learners' copies of the exercises (not part of the course yet)
-	@echo "There are no exercises yet: they come with solutions/, from which this command will make them."
+exercises: setup  ## make the learners' copies in exercises/ from solutions/
+	$(IN_VENV) ddpz exercises $(ARGS)
+
+book: setup  ## build the course as a static site in build/book/html
+	$(IN_VENV) .venv/bin/python book/build.py $(ARGS)
 
 lint: setup  ## check the style of code and notebooks
 	$(RUN) ruff check .

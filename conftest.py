@@ -7,6 +7,8 @@ ended is waited for until the cell's deadline. For `lessons/` and `solutions/` n
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from pathlib import Path
 from queue import Empty
@@ -19,12 +21,30 @@ EXCUSES = ("skip", "check_exception")
 LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A test run keeps no progress of exercises: running the solutions solves nothing."""
+    home = tempfile.TemporaryDirectory(prefix="ddpz-home-")
+    config.add_cleanup(home.cleanup)
+    os.environ["DDPZ_HOME"] = home.name
+
+
 def is_ours(item: pytest.Item) -> bool:
     """Whether `item` is a cell, run by nbval, of one of the course's notebooks."""
     if type(item).__name__ != "IPyNbCell":
         return False
     inside = Path(item.path).resolve().relative_to(item.config.rootpath.resolve())
     return inside.parts[0] in OURS
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The kernel, which the first cell of a notebook starts, draws no ports."""
+    if type(item).__name__ == "IPyNbCell":
+        import nbval.kernel
+
+        from ddpz_lite.cli.kernel import BlockingManager
+
+        nbval.kernel.KernelManager = BlockingManager
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -35,7 +35,9 @@ _HOMES = {
             "load_checkpoint",
             "full_state_dict",
             "load_full_state_dict",
+            "save_safetensors",
         ),
+        "grade.check": ("check",),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
     }.items()
     for name in names

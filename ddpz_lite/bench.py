@@ -5,7 +5,9 @@ ranks; each round lets every one of them take one step, in an order drawn anew, 
 within the round. What is quoted is the median of the ratios.
 
 Every contestant trains the same GPT with the same fused AdamW on the same batches. The times are
-those of whole steps (forward, backward, update), from a barrier to the end of the slowest rank.
+those of whole steps (forward, backward, update), from a barrier to the end of the slowest rank, and
+the processor time of all ranks together: where a core has more than it can do, that is what binds.
+`ALONE` is the floor: every rank trains by itself and no byte moves.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +36,7 @@ PEERS = {
     "ZeRO-2": "FSDP2, kept after forward",
     "ZeRO-3": "FSDP2",
 }
+ALONE = "no communication"
 DEEPSPEED = {f"DeepSpeed stage {stage}": stage for stage in range(4)}
 ADAMW = {"lr": 1e-3, "fused": True}
 
@@ -53,6 +57,14 @@ class Workload:
             return GPT(self.config).num_params()
 
 
+@dataclass(frozen=True)
+class Times:
+    """Of the steps of one contestant, by round."""
+
+    seconds: list[float]  # until the slowest rank had ended
+    cpu_seconds: list[float]  # of all threads of all ranks
+
+
 def about(num_params: float, context: int = 64) -> GPTConfig:
     """A GPT of about so many parameters; 11e6 gives 6 layers of width 384.
 
@@ -65,18 +77,22 @@ def about(num_params: float, context: int = 64) -> GPTConfig:
 
 def measure(
     contestants: Sequence[str], workload: Workload, world_size: int, timeout: float = 600.0
-) -> dict[str, list[float]]:
-    """Seconds per step of each contestant, by round: {name: [seconds, ...]}."""
+) -> dict[str, Times]:
+    """How long the steps of each contestant took."""
     run = launch(
         _race, world_size, args=(tuple(contestants), workload), timeout=timeout, record=False
     )
-    by_name = {name: zip(*(times[name] for times in run), strict=True) for name in contestants}
-    return {name: [max(ranks) for ranks in rounds] for name, rounds in by_name.items()}
+    times = {}
+    for name in contestants:
+        by_round = [zip(*ranks, strict=True) for ranks in zip(*(r[name] for r in run), strict=True)]
+        walls, cpus = zip(*by_round, strict=True)
+        times[name] = Times([max(ranks) for ranks in walls], [sum(ranks) for ranks in cpus])
+    return times
 
 
-def ratios(seconds: dict[str, list[float]], ours: str, peer: str) -> list[float]:
-    """Ours over theirs, round by round; below 1 ours is faster."""
-    return [a / b for a, b in zip(seconds[ours], seconds[peer], strict=True)]
+def ratios(times: dict[str, Times], ours: str, peer: str) -> list[float]:
+    """Seconds of ours over theirs, round by round; below 1 ours is faster."""
+    return [a / b for a, b in zip(times[ours].seconds, times[peer].seconds, strict=True)]
 
 
 def median(values: Sequence[float]) -> float:
@@ -88,26 +104,28 @@ def deepspeed_here() -> bool:
     return importlib.util.find_spec("deepspeed") is not None
 
 
-def _race(contestants: tuple[str, ...], workload: Workload) -> dict[str, list[float]]:
-    """In a rank: all contestants, round by round."""
+def _race(contestants: tuple[str, ...], workload: Workload) -> dict[str, list[tuple]]:
+    """In a rank: all contestants, round by round: (seconds, processor seconds of this rank)."""
     torch.set_num_threads(1)
     steps = {name: _contestant(name, workload.config) for name in contestants}
     generator = torch.Generator().manual_seed(dist.get_rank())
     order = torch.Generator().manual_seed(0)  # the same on all ranks
     shape = (workload.batch, workload.config.context + 1)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[tuple]] = {name: [] for name in contestants}
     for turn in range(workload.warmup + workload.rounds):
         tokens = torch.randint(0, workload.config.vocab_size, shape, generator=generator)
         tokens = tokens.to(device())
         for place in torch.randperm(len(contestants), generator=order).tolist():
             name = contestants[place]
             dist.barrier()
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             steps[name](tokens[:, :-1], tokens[:, 1:])
             if tokens.is_cuda:
                 torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+            dist.barrier()  # what a rank still sends to the slower ones counts as processor time
             if turn >= workload.warmup:
-                times[name].append(time.perf_counter() - began)
+                times[name].append((seconds, time.process_time() - used))
     return times
 
 
@@ -117,6 +135,8 @@ def _contestant(name: str, config: GPTConfig) -> Step:
     if name in OURS:
         model, optimizer = parallelize(module, torch.optim.AdamW, stage=OURS[name], **ADAMW)
         return _plain_step(model, optimizer)
+    if name == ALONE:
+        return _plain_step(module, torch.optim.AdamW(module.parameters(), **ADAMW))
     if name in DEEPSPEED:
         return _deepspeed_step(module, DEEPSPEED[name])
     return _plain_step(*_torch_peer(name, module))
@@ -153,9 +173,10 @@ def _plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 def _deepspeed_step(module: GPT, stage: int) -> Step:
     import deepspeed
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     settings = {
         "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": ADAMW["lr"], "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {**ADAMW, "torch_adam": True}},
         "zero_optimization": {"stage": stage},
     }
     engine, *_ = deepspeed.initialize(

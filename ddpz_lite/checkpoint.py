@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -179,11 +180,40 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, here in held.items():
         part, source = here.part, state[name].reshape(-1)
         part.tensor.copy_(source[part.start : part.start + part.tensor.numel()])
+        _write_back(here)
     for name, value in current.items():
         if name not in held and list(value.shape) == list(state[name].shape):
             value.copy_(state[name])
     for flat in _flats(model, None):
         _refresh(flat)
+
+
+def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
+    """Write `full_state_dict(model)` to one file that other programs read.
+
+    `safetensors.torch.load_file(path)` gives it back, for the plain module's `load_state_dict`. For
+    a model of `transformers`, name the file model.safetensors, beside its configuration:
+
+        dz.save_safetensors(folder / "model.safetensors", model)
+        if dist.get_rank() == 0:
+            model.module.config.save_pretrained(folder)  # then Class.from_pretrained(folder)
+
+    Every rank must call it, and holds the whole state on the host meanwhile; rank 0 writes, to a
+    new file that replaces an old one at once. Tied parameters are written under each of their
+    names. It is for models that are done: to go on training, save_checkpoint.
+    """
+    path, comm = Path(path), Comm()
+    state = {name: value.contiguous() for name, value in full_state_dict(model).items()}
+    if comm.rank == 0:
+        new = path.with_name(path.name + ".new")
+        save_file(state, new, metadata={"format": "pt"})  # transformers asks for the format
+        os.replace(new, path)
+    comm.gather_objects(None)  # the file is there when any rank returns
+
+
+def _write_back(here: _Held) -> None:
+    if not here.key.is_contiguous():  # its part was a copy
+        here.key.copy_(here.part.tensor.view(here.key.shape))
 
 
 def _refresh(flat: Flat) -> None:
@@ -215,7 +245,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Write model, optimizer and `extra` to the folder `path`, in place of what it held.
+    """Write model, optimizer and `extra` to the folder `path`, in place of the checkpoint it held.
 
     Every rank must call it; it returns on all when the checkpoint counts. Random generators and
     loss scale are saved too. extra: numbers, strings, tensors, lists, tuples, dicts, rank 0's; give
@@ -255,8 +285,8 @@ def save_checkpoint(
         _write(root / "CURRENT.new", name.encode())
         os.replace(root / "CURRENT.new", root / "CURRENT")
         _sync(root)
-        for old in root.iterdir():
-            if old.is_dir() and old.name != name:
+        for old in root.glob("[0-9a-f]" * 32 + "/"):  # no other folder that may be there
+            if old.name != name:
                 shutil.rmtree(old)
     comm.gather_objects(None)
 
@@ -289,6 +319,9 @@ def load_checkpoint(
     saved = torch.load(folder / "extra.pt", weights_only=True)
     reader = dcp.FileSystemReader(folder)
     metadata = reader.read_metadata().state_dict_metadata
+    buffers = {f"buffer/{n}": list(b.shape) for n, b in _plain(model).named_buffers()}
+    there = {key: list(metadata[key].size) for key in buffers if key in metadata}
+    _check_shapes(buffers, there, f"{root}")
     states = _empty_state(held, metadata, optimizer)
     tensors = _tensors(model, None, held, 0)
     for name, state in states.items():
@@ -300,14 +333,14 @@ def load_checkpoint(
         dcp.load(tensors, storage_reader=reader, planner=_LoadPlanner(flatten_state_dict=False))
     if optimizer is not None:
         for name, state in states.items():
+            optimizer.state.pop(held[name].key, None)
             if state:
                 optimizer.state[held[name].key] = state
         _restore_options(model, optimizer, saved["groups"])
         if saved["loss_scale"] and getattr(optimizer, "loss_scale", None) is not None:
             vars(optimizer.loss_scale).update(asdict(LossScale(**saved["loss_scale"])))
     for here in held.values():
-        if not here.key.is_contiguous():  # its part was a copy
-            here.key.copy_(here.part.tensor.view(here.key.shape))
+        _write_back(here)
     for flat in _flats(model, optimizer):
         _refresh(flat)
     if manifest["world"] == comm.world:
@@ -364,11 +397,17 @@ def _empty_state(
     return states
 
 
+def _names(model: nn.Module) -> dict[int, str]:
+    """{id: name} of every parameter, and of its piece: ZeRO-3's modules show one or the other."""
+    pieces = {id(here.key): name for name, here in _held(model, None).items()}
+    return pieces | {id(p): name for name, p in _plain(model).named_parameters()}
+
+
 def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """{parameter name: options of its group}."""
     if optimizer is None:
         return {}
-    names = {id(p): name for name, p in _plain(model).named_parameters()}
+    names = _names(model)
     return {
         names[id(p)]: {k: v for k, v in group.items() if k not in ("params", "param_names")}
         for group in optimizer.param_groups
@@ -379,7 +418,7 @@ def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) ->
 def _restore_options(
     model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> None:
-    names = {id(p): name for name, p in _plain(model).named_parameters()}
+    names = _names(model)
     for group in optimizer.param_groups:
         options = [saved.get(names[id(p)]) for p in group["params"]]
         if any(other != options[0] for other in options[1:]):

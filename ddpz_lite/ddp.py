@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from .comm import Comm, Handle
-from .flat import Layout
+from .flat import Layout, travels_as
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -58,15 +58,22 @@ class Replica(nn.Module):
 
     def batch_weight(self, count: float) -> float:
         """What to multiply this rank's mean loss with, so that unequal batches give the global
-        mean.
+        mean: `(loss * model.batch_weight(len(y))).backward()`.
 
-        count: this rank's samples or tokens (0 is allowed). One small all-reduce. The mean of
-        per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get half the
-        weight.
+        count: this rank's samples or tokens. One small all-reduce, so every rank must call it. The
+        mean of per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get
+        half the weight. A rank whose batches have run out takes part until all have: with any batch
+        it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises ValueError
+        on all ranks if none has a sample.
         """
         device = next(self.module.parameters()).device
-        total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait()
-        return count * self.comm.size / total.item()
+        total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait().item()
+        if not total > 0:
+            raise ValueError(
+                f"the batches of all ranks together hold {total:g} samples, so they have no mean. "
+                "Cure: end the loop when no rank has a batch left."
+            )
+        return count * self.comm.size / total
 
 
 def describe(named: Iterator[tuple[str, Tensor]]) -> list[str]:
@@ -81,7 +88,7 @@ def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
     comm.broadcast([flat])
     sizes = [b.numel() * b.element_size() for b in buffers]
     for buffer, data in zip(buffers, flat.split(sizes), strict=True):
-        buffer.copy_(data.clone().view(buffer.dtype).view(buffer.shape))
+        buffer.data.copy_(data.clone().view(buffer.dtype).view(buffer.shape))  # no new version
 
 
 class Bucket:
@@ -97,7 +104,7 @@ class Bucket:
         self.params, self.comm, self.hook = params, comm, hook
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded
-        dtype = reduce_dtype or params[0].dtype
+        dtype = travels_as(params[0].dtype, reduce_dtype)
         self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
         self.views = layout.views(self.flat)
         self._scale = 1.0 if hook is not None else 1.0 / comm.size  # a hook takes the mean itself
@@ -110,7 +117,7 @@ class Bucket:
         if param.grad is view:  # accumulated in place under no_sync
             view.mul_(self._scale)
         elif param.grad.dtype == view.dtype:
-            torch.mul(param.grad, self._scale, out=view)
+            torch.mul(param.grad.detach(), self._scale, out=view)
             param.grad = view
         else:
             view.copy_(param.grad).mul_(self._scale)
@@ -143,6 +150,11 @@ class Bucket:
                 param.grad = view.to(param.dtype)
         self._missing, self._handles = [], []
 
+    def forget(self) -> None:
+        """After a backward that raised: let what is under way end, for it writes into `flat`."""
+        while self._handles:
+            self._handles.pop().wait()
+
 
 class Reducible(Protocol):
     """What the Reducer drives: DDP's Bucket, and the bucket of ZeRO-2."""
@@ -163,7 +175,8 @@ def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
         return None
     if known is not None:
         raise RuntimeError(
-            "a backward began inside another one. Cure: checkpoint(..., use_reentrant=False)."
+            "a backward began inside another one, or after one that raised. Cure: "
+            "checkpoint(..., use_reentrant=False); optimizer.zero_grad() after an exception."
         )
     Variable._execution_engine.queue_callback(end)
     return run
@@ -310,6 +323,8 @@ class DDP(Replica):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() == -1:  # not a recomputation inside backward
             self._reducer.reset()
+            for bucket in self.buckets:
+                bucket.forget()
         return super().forward(*args, **kwargs)
 
     @contextmanager

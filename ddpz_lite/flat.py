@@ -33,6 +33,11 @@ from torch import Tensor, nn
 from .comm import Comm, Handle
 
 
+def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of gradients on their way; complex ones keep theirs, for a cast halves them."""
+    return reduce_dtype if reduce_dtype is not None and not dtype.is_complex else dtype
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each tensor lies in a buffer of `padded` elements, cut into `world` equal slices."""
@@ -114,7 +119,7 @@ class Flat:
     ) -> None:
         first, self.comm = params[0], comm
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
-        self.reduce_dtype = reduce_dtype or dtype
+        self.reduce_dtype = travels_as(dtype, reduce_dtype)
         self.layout = Layout(tuple(p.shape for p in params), comm.world, comm.rank)
         master = torch.zeros(
             self.layout.padded, dtype=first.dtype, device=first.device
@@ -135,6 +140,7 @@ class Flat:
         ]
         self._rows: Tensor | None = None  # (world, shard_numel + len(params))
         self.collected: set[int] = set()
+        self._whole = [p._version for p in self.params] if resident and self._separate else []
         self._gather: Handle | None = None
         self._reduce: tuple[Handle, bool] | None = None
 
@@ -158,12 +164,30 @@ class Flat:
 
     def gather(self) -> None:
         """Start to make `full` whole from everybody's shard; allocates it if it was freed."""
+        self._check()
         storage = self.full.untyped_storage()
         if storage.size() == 0:
             storage.resize_(self.full.numel() * self.full.element_size())
         if self._separate:
             self.comm.shard(self.full).copy_(self.shard, non_blocking=True)
         self._gather = self.comm.all_gather(self.full)
+
+    def _check(self) -> None:
+        """Raise RuntimeError if the optimizer or the model would no longer see its parameters."""
+        for tensors, whole in ((self.params, self.full), (self.pieces, self.shard)):
+            at = whole.untyped_storage()._cdata
+            if any(tensor.untyped_storage()._cdata != at for tensor in tensors):
+                raise RuntimeError(
+                    "a parameter was moved or cast, or its .data replaced, after sharding, so the "
+                    "optimizer steps on another tensor. Cure: module.to(...) before sharding; "
+                    "change values in place."
+                )
+        if self._whole and self._whole != [p._version for p in self.params]:
+            raise RuntimeError(
+                "a parameter was changed in place; the optimizer's master copy, kept for "
+                "mixed_precision or offload, would undo it. Cure: load_full_state_dict(model, "
+                "state), or change it before parallelize."
+            )
 
     def gathered(self) -> None:
         """Wait until `full` is whole."""

@@ -57,6 +57,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(params, options)
         self.comm, self.loss_scale = comm, loss_scale
         self._ready, self._finite = False, True
+        self.waiting: Sequence[nn.Parameter] = ()  # ZeRO-3: hold whole gradients under no_sync
         if not whole:
             device = self.param_groups[0]["params"][0].device
             check_elementwise(optimizer_class, options, device)
@@ -112,6 +113,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self.inner.zero_grad(set_to_none)
+        for param in self.waiting:
+            param.grad = None
         self._ready = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ Whatever the stage, the loop that follows is plain PyTorch:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,9 +20,10 @@ from torch import nn
 
 from .comm import Comm
 from .ddp import DDP, Replica
+from .flat import Flat
 from .optim import ShardedOptimizer
 from .placement import strategy
-from .precision import LossScale, cast_ends, check_dtype
+from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .units import Units
 from .zero1 import ZeRO1
 from .zero2 import ZeRO2
@@ -36,6 +38,7 @@ class ReplicaOf(Replica):
     def __init__(self, module: nn.Module, optimizer: ZeRO1, broadcast_buffers: bool) -> None:
         super().__init__(module, optimizer.comm, broadcast_buffers)
         self.flats, self._no_sync = optimizer.flats, optimizer.no_sync
+        self.zero_grad = optimizer.zero_grad  # ZeRO-2's gradients are on its pieces
 
     def no_sync(self) -> AbstractContextManager[None]:
         """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
@@ -66,7 +69,8 @@ def parallelize(
 
     Args:
         module: on the device where it is to train, or (stage 3) on the meta device.
-        optimizer_class: any torch optimizer that works element by element; stage 0 takes any.
+        optimizer_class: any torch optimizer that works element by element; stage 0 takes any that
+            steps without a closure.
         stage: 0 is DDP; 1, 2, 3 are ZeRO.
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard) for
             hybrid sharding.
@@ -90,6 +94,12 @@ def parallelize(
     """
     strategy(stage)
     check_dtype(mixed_precision)
+    for name, param in module.named_parameters():
+        if param._post_accumulate_grad_hooks or (stage == 3 and param._backward_hooks):
+            raise ValueError(
+                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
+                "would not call. Cure: build a new module; change gradients after backward."
+            )
     comm = Comm.of(mesh)
     groups = _named_groups(module, param_groups)
     if mixed_precision is torch.float16:
@@ -98,10 +108,6 @@ def parallelize(
         raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
     if mixed_precision is not None:
         cast_ends(module, mixed_precision, loss_scale)
-        if stage < 3:  # frozen parameters have no master copy
-            for param in module.parameters():
-                if not param.requires_grad and param.is_floating_point():
-                    param.data = param.data.to(mixed_precision)
 
     def grouped() -> list[dict[str, Any]]:
         params = dict(module.named_parameters())
@@ -121,7 +127,13 @@ def parallelize(
             device=device,
             **casts,
         )
-        return model, ShardedOptimizer(grouped(), optimizer_class, comm=comm, **shared)
+        optimizer = ShardedOptimizer(grouped(), optimizer_class, comm=comm, **shared)
+        optimizer.waiting = [param for flat in model.flats for param in flat.params]
+        model.zero_grad = optimizer.zero_grad
+        return model, optimizer
+    casts["keep"] = {
+        p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)
+    }
     if stage == 0:
         alone = Comm.alone()
         if mixed_precision is None and not offload:
@@ -140,10 +152,30 @@ def parallelize(
             broadcast_buffers=broadcast_buffers,
         )
         model.flats = getattr(optimizer, "flats", [])
-        return model, optimizer
-    zero = ZeRO1 if stage == 1 else ZeRO2
-    optimizer = zero(grouped(), optimizer_class, mesh=comm, bucket_mb=bucket_mb, **casts, **shared)
-    return ReplicaOf(module, optimizer, broadcast_buffers), optimizer
+    else:
+        zero = ZeRO1 if stage == 1 else ZeRO2
+        optimizer = zero(
+            grouped(), optimizer_class, mesh=comm, bucket_mb=bucket_mb, **casts, **shared
+        )
+        model = ReplicaOf(module, optimizer, broadcast_buffers)
+    frozen = _frozen(module, mixed_precision, casts["keep"], comm)
+    model.flats = [*model.flats, *frozen]
+    optimizer.frozen = [flat.shard for flat in frozen]  # where the meter looks for masters
+    return model, optimizer
+
+
+def _frozen(
+    module: nn.Module, dtype: torch.dtype | None, keep: set[nn.Parameter], comm: Comm
+) -> list[Flat]:
+    """Cast the frozen parameters for compute. Their masters, which are only ever saved, are sharded
+    in the memory of the host.
+    """
+    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for param in module.parameters():
+        wanted = not param.requires_grad and param.is_floating_point() and param not in keep
+        if dtype not in (None, param.dtype) and wanted:
+            kinds[param.dtype, param.device].append(param)
+    return [Flat(params, comm, dtype=dtype, offload=True) for params in kinds.values()]
 
 
 def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ it belongs to the ends of the model, so that the training loop stays as it was:
 
     inputs    floating-point tensors become bf16 or fp16 on their way into the model
     outputs   become fp32 on their way out, so that the loss is computed in fp32
-    gradient  fp16: is multiplied by the loss scale where backward enters the model, and divided by
-              it just before the step; the user's loss is never touched
+    gradient  fp16: is multiplied by the loss scale where backward enters the model, divided by it
+              where backward leaves by an input, and just before the step; the user's loss is never
+              touched, so a term of it that reads parameters, and no output, is not scaled
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018, sections 3.1 and 3.2.
 """
@@ -61,13 +62,22 @@ class LossScale:
 
 class _ScaleGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, loss_scale: LossScale) -> Tensor:
-        ctx.loss_scale = loss_scale
+    def forward(ctx: Any, tensor: Tensor, loss_scale: LossScale, power: int) -> Tensor:
+        ctx.loss_scale, ctx.power = loss_scale, power
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.loss_scale.scale, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * ctx.loss_scale.scale**ctx.power, None, None
+
+
+def keeps_dtype(module: nn.Module) -> bool:
+    """Whether the module's own parameters are never cast.
+
+    True of BatchNorm: its running statistics are fp32, and torch's kernels take half-precision
+    inputs with fp32 statistics only if weight and bias are fp32 too. It computes in fp32 then.
+    """
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
@@ -83,21 +93,35 @@ def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | Non
     gradient.
 
     Tensors inside tuples, lists, dicts and dataclasses are found; integers stay as they are.
+    Raises TypeError in a forward where none is found and a loss scale would be lost.
     """
+    left: list[bool] = []
 
-    def enter(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def leave(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        tensor = tensor.float()
+    def scaled(tensor: Tensor, power: int) -> Tensor:
         if loss_scale is None or not tensor.requires_grad:
             return tensor
-        return _ScaleGradient.apply(tensor, loss_scale)
+        return _ScaleGradient.apply(tensor, loss_scale, power)
+
+    def enter(tensor: Tensor) -> Tensor:
+        return scaled(tensor, -1).to(dtype) if tensor.is_floating_point() else tensor
+
+    def leave(tensor: Tensor) -> Tensor:
+        left.append(True)
+        return scaled(tensor.float(), 1) if tensor.is_floating_point() else tensor
+
+    def leave_all(_: nn.Module, args: Any, output: Any) -> Any:
+        left.clear()
+        output = _apply_to_tensors(leave, output)
+        if loss_scale is not None and not left:
+            raise TypeError(
+                f"fp16: no tensor was found in the model's output, a {type(output).__name__}, so "
+                "its gradient would not be scaled. Cure: return a tensor, tuple, list, dict or "
+                "dataclass."
+            )
+        return output
 
     module.register_forward_pre_hook(
         lambda _, args, kwargs: (_apply_to_tensors(enter, args), _apply_to_tensors(enter, kwargs)),
         with_kwargs=True,
     )
-    module.register_forward_hook(lambda _, args, output: _apply_to_tensors(leave, output))
+    module.register_forward_hook(leave_all)

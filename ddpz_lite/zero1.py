@@ -14,7 +14,7 @@ Source: Rajbhandari et al. 2020, section 5.1 (P_os).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Comm
-from .ddp import buckets_of
+from .ddp import buckets_of, check_frozen
 from .flat import Flat
 from .optim import Scaler, ShardedOptimizer
 
@@ -45,6 +45,7 @@ class ZeRO1(ShardedOptimizer):
             fp32.
         offload: keep shards and state in the memory of the host.
         loss_scale: see `precision.LossScale`.
+        keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.
 
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' parameters
     differ.
@@ -61,11 +62,13 @@ class ZeRO1(ShardedOptimizer):
         reduce_dtype: torch.dtype | None = None,
         offload: bool = False,
         loss_scale: Scaler | None = None,
+        keep: Collection[nn.Parameter] = (),
         **options: Any,
     ) -> None:
         self.flats: list[Flat] = []
         self._piece_of: dict[nn.Parameter, nn.Parameter] = {}
-        self._bucket_mb, self._shard_comm = bucket_mb, Comm.of(mesh)
+        self._frozen: list[tuple[str, nn.Parameter]] = []
+        self._bucket_mb, self._shard_comm, self._keep = bucket_mb, Comm.of(mesh), set(keep)
         self._flat_options = {
             "dtype": mixed_precision,
             "reduce_dtype": reduce_dtype,
@@ -80,10 +83,16 @@ class ZeRO1(ShardedOptimizer):
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
         self._shard_comm.check_equal("the optimizer's parameters", lines)
         self._shard_comm.broadcast(params)
-        for bucket in buckets_of(params, self._bucket_mb):
-            flat = Flat(bucket, self._shard_comm, **self._flat_options)
-            self.flats.append(flat)
-            self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
+        shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
+        self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
+        cast = [p for p in params if p not in self._keep]
+        kept = [p for p in params if p in self._keep]
+        as_they_are = self._flat_options | {"dtype": None}
+        for some, options in ((cast, self._flat_options), (kept, as_they_are)):
+            for bucket in buckets_of(some, self._bucket_mb):
+                flat = Flat(bucket, self._shard_comm, **options)
+                self.flats.append(flat)
+                self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
 
     def piece(self, param: nn.Parameter) -> nn.Parameter:
         return self._piece_of.get(param, param)
@@ -100,6 +109,21 @@ class ZeRO1(ShardedOptimizer):
             flat.reduce()
         for flat in self.flats[-2:]:
             flat.reduced()
+
+    def _prepare(self) -> None:
+        check_frozen(self._frozen)
+        if self._ready and self._reduced != self._gradients():
+            raise RuntimeError(
+                "gradients changed after clip_grad_norm_, which has reduced them already. Cure: "
+                "clip once, after the last backward."
+            )
+        super()._prepare()
+        self._reduced = self._gradients()
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        """Which gradients there are, and how often each was changed in place."""
+        grads = [p.grad for flat in self.flats for p in flat.params]
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
     def publish(self) -> None:
         self._drop_shards()

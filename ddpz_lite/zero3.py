@@ -36,9 +36,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .comm import Comm
 from .ddp import Replica, new_backward
 from .flat import Flat
-from .units import Slot, Units, fill, materialize, split
+from .precision import keeps_dtype
+from .units import Builder, Slot, Units, split
 
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
+
+EVERY_RANK = (
+    "units are gathered by all ranks together, so every rank must run the same units in the same "
+    "order. Cure: run the unit on every rank and multiply its output by 0 where it is not wanted; "
+    "if all ranks skip it together, ZeRO3(prefetch=False)."
+)
 
 
 class Unit:
@@ -100,7 +107,8 @@ class ZeRO3(Replica):
     optimizer on `model.parameters()`, built afterwards.
 
     Once `backward()` has returned, every piece has its final `.grad`. Every rank must run the same
-    units in the same order.
+    units in the same order; in backward this is not checked, so a loss that leaves out a unit's
+    output on some ranks only must add it times 0.
 
     Args:
         module: equal on all ranks; rank 0's values win. On the meta device it is built unit by
@@ -116,12 +124,13 @@ class ZeRO3(Replica):
         prefetch: gather the next unit while one computes. False allows units in any order.
         offload: keep shards, and so gradients and optimizer state, in the memory of the host.
         broadcast_buffers: send rank 0's buffers before each forward in training.
-        init_fn: called with each module that has parameters on the meta device; default: its
-            `reset_parameters()`.
+        init_fn: called with each module that has parameters or buffers on the meta device, once;
+            default: its `reset_parameters()`.
         device: where to build a module that is on the meta device.
 
     Raises: RuntimeError if ranks differ, if a rank leaves the schedule, if an optimizer built
-    before sharding steps, if requires_grad changed.
+    before sharding steps, if requires_grad changed, if the model is copied, if backward is to
+    create a graph.
     """
 
     def __init__(
@@ -143,13 +152,13 @@ class ZeRO3(Replica):
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
         self._given: dict[int, tuple[str, nn.Parameter]] = {}  # parameters that no longer exist
-        self.units = [
-            self._shard(name, slots, options, init_fn, device)
-            for name, slots in split(module, units).items()
-        ]
-        for child in module.modules():  # that have no parameters: rotary embeddings
-            if any(b is not None and b.is_meta for b in child._buffers.values()):
-                fill(child, init_fn, device)
+        found = split(module, units)
+        builder = Builder(module, found, init_fn, device)
+        on_meta = bool(builder.empty)
+        self.units = [self._shard(name, slots, options, builder) for name, slots in found.items()]
+        builder.fill(builder.empty)  # modules that have buffers only: rotary embeddings
+        if on_meta:
+            self.comm.broadcast(list(module.buffers()))
         self._run: int | None = None
         self._sync = True
         self._in_flight: Unit | None = None
@@ -163,6 +172,7 @@ class ZeRO3(Replica):
         }
         self._given |= {id(param): ("a whole parameter", param) for param in self._piece_of}
         self._hook_modules()
+        module.__deepcopy__ = _refuse_copy
         _models.add(self)
 
     # -- construction
@@ -172,19 +182,22 @@ class ZeRO3(Replica):
         name: str,
         slots: dict[nn.Parameter, list[Slot]],
         options: dict[str, Any],
-        init_fn: Callable[[nn.Module], Any] | None,
-        device: torch.device | str | None,
+        builder: Builder,
     ) -> Unit:
         """One unit, from whole parameters to pieces in their slots; the whole ones are freed."""
         for param, where in slots.items():
             self._given[id(param)] = (where[0].name, param)
         if any(param.is_meta for param in slots):
-            slots = materialize(slots, init_fn, device)
+            slots = builder.materialize(slots)
             self.comm.broadcast(list(slots))
         kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
-        for param in slots:
-            kinds[param.dtype, param.device, param.requires_grad].append(param)
-        flats = [Flat(params, self.comm, resident=False, **options) for params in kinds.values()]
+        for param, where in slots.items():
+            kept = any(keeps_dtype(slot.module) for slot in where)
+            kinds[kept, param.dtype, param.device, param.requires_grad].append(param)
+        flats = [
+            Flat(params, self.comm, resident=False, **options | ({"dtype": None} if kept else {}))
+            for (kept, *_), params in kinds.items()
+        ]
         places = [[slots[param] for param in params] for params in kinds.values()]
         unit = Unit(name, flats, places)
         unit.full = True
@@ -221,8 +234,11 @@ class ZeRO3(Replica):
         position = unit.position = len(self._order)
         self._order.append(unit)
         expected = self._schedule[position : position + 2]
-        if self.prefetch and self._schedule and torch.is_grad_enabled():
-            self._check_schedule(unit, expected[:1])
+        if self.prefetch and torch.is_grad_enabled():
+            if self._schedule:
+                self._check_schedule(unit, expected[:1])
+            else:
+                self._agree(unit)
         unit.use()
         if self.prefetch and expected[:1] == [unit] and len(expected) == 2:
             expected[1].gather()
@@ -241,21 +257,39 @@ class ZeRO3(Replica):
                         )
         self._order = []
 
+    def _agree(self, unit: Unit | None) -> None:
+        """In the forward that becomes the schedule: raise on all ranks unless all are at this unit,
+        or, for None, at the end. One small all-reduce.
+        """
+        names = [*(repr(unit.name) for unit in self.units), "the end of forward"]
+        mine = -1 if unit is None else self.units.index(unit)
+        device = self.units[-1].flats[0].full.device
+        votes = torch.zeros(len(names), device=device)  # how many ranks are where
+        votes[mine] = 1
+        counts = self.comm.all_reduce(votes).wait().tolist()
+        found = {name: int(n) for name, n in zip(names, counts, strict=True) if n}
+        if len(found) > 1:
+            where = ", ".join(f"{n} at {name}" for name, n in found.items())
+            raise RuntimeError(
+                f"rank {self.comm.rank} is at {names[mine]} in the first forward, but the ranks "
+                f"differ: {where}; {EVERY_RANK}"
+            )
+
     def _check_schedule(self, unit: Unit, expected: list[Unit]) -> None:
         if expected != [unit]:
             due = repr(expected[0].name) if expected else "the end of forward"
             raise RuntimeError(
-                f"rank {self.comm.rank} runs unit {unit.name!r} where the first forward had "
-                f"{due}: units are gathered by all ranks together, so every rank must run the "
-                "same units in the same order. Cure: run the unit on every rank and multiply its "
-                "output by 0 where it is not wanted; if all ranks skip it together, "
-                "ZeRO3(prefetch=False)."
+                f"rank {self.comm.rank} runs unit {unit.name!r} where the first forward had {due}: "
+                f"{EVERY_RANK}"
             )
 
     def _post_forward(self, unit: Unit, given: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return
         hooked = torch.is_grad_enabled() and self._hook_output(unit, given, output)
+        made = tensors_in(output)
+        if made and not unit.trainable():  # frozen, and backward may not pass through it
+            hooked = hooked or not any(t.requires_grad for t in made + tensors_in(given))
         if not torch.is_grad_enabled() or (hooked and self.reshard_after_forward):
             unit.free()
         if unit is self.units[0]:
@@ -291,14 +325,20 @@ class ZeRO3(Replica):
                 skipped = self._schedule[len(self._order)]
                 raise RuntimeError(
                     f"rank {self.comm.rank} ended forward without unit {skipped.name!r}, which "
-                    "the first forward had. Cure: run the same units on every rank; see "
-                    "ZeRO3(prefetch=False)."
+                    f"the first forward had: {EVERY_RANK}"
                 )
+            if self.prefetch and not self._schedule:
+                self._agree(None)
             self._schedule = self._order
 
     # -- backward
 
     def _enter_backward(self) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "backward with create_graph=True: ZeRO-3 has freed the parameters when the second "
+                "derivative needs them. Cure: stage 2."
+            )
         if (run := new_backward(self._run, self._end_backward)) is not None:
             self._run = run
             self.units[0].use()  # first on every rank, though its own hook may come second
@@ -430,15 +470,23 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inner for tensor in tensors_in(item)]
 
 
+def _refuse_copy(memo: Any) -> None:
+    raise RuntimeError(
+        "a module in ZeRO3 cannot be copied: the copy's hooks would gather the original. Cure: "
+        "load full_state_dict(model) into a new module; for an average, average model.parameters()."
+    )
+
+
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before any optimizer's step: refuse one built before sharding; free what its step makes
     stale.
     """
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    in_order = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    stepped = set(in_order)
     for model in list(_models):
-        lost = stepped & model._given.keys()
+        lost = [number for number in in_order if number in model._given]
         if lost:
-            name, _ = model._given[lost.pop()]
+            name, _ = model._given[lost[0]]
             raise RuntimeError(
                 f"this {type(optimizer).__name__} was built before sharding: it holds {name}, "
                 "whose values now live in shards. Cure: build it from model.parameters() after "

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import small_course
+
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.task import find
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,3 +36,27 @@ def make_notebook(tmp_path):
         return path
 
     return make
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course of one task, and the command at work in it."""
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
+    (tmp_path / "solutions").mkdir()
+    nbformat.write(small_course.master(), tmp_path / "solutions" / f"{small_course.NAME}.ipynb")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def class_of(course):
+    """Write what students handed in: class_of(ada=answer, bob=None)."""
+
+    def write(**answers):
+        for name, answer in answers.items():
+            path = course / "class" / name / f"{small_course.NAME}.ipynb"
+            path.parent.mkdir(parents=True)
+            path.write_text(small_course.handed_in(answer))
+        return "class"
+
+    return write

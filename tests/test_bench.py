@@ -17,27 +17,34 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_contestants_run_interleaved(world_size):
-    names = [*bench.OURS, *bench.PEERS.values()]
-    seconds = bench.measure(names, TINY, world_size, timeout=100)
-    assert list(seconds) == names
-    assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
+    names = [*bench.OURS, bench.ALONE, *bench.PEERS.values()]
+    measured = bench.measure(names, TINY, world_size, timeout=100)
+    assert list(measured) == names
+    for times in measured.values():
+        for values in (times.seconds, times.cpu_seconds):
+            assert len(values) == 2 and min(values) > 0
 
 
 def test_a_ratio_is_taken_within_a_round():
-    seconds = {"a": [1.0, 20.0, 3.0], "b": [2.0, 40.0, 1.0]}
-    assert bench.ratios(seconds, "a", "b") == [0.5, 0.5, 3.0]
-    assert bench.median(bench.ratios(seconds, "a", "b")) == 0.5
+    walls = {"a": [1.0, 20.0, 3.0], "b": [2.0, 40.0, 1.0]}
+    times = {name: bench.Times(seconds, [9.0] * 3) for name, seconds in walls.items()}
+    assert bench.ratios(times, "a", "b") == [0.5, 0.5, 3.0]
+    assert bench.median(bench.ratios(times, "a", "b")) == 0.5
 
 
 def test_the_table(monkeypatch, capsys):
-    names = [*bench.OURS, *bench.PEERS.values()]
-    times = {name: [0.001 * (i + 1)] * 3 for i, name in enumerate(names)}
-    monkeypatch.setattr(bench, "measure", lambda *_: times)
+    walls = {"DDP": 0.001, "torch DDP": 0.005, bench.ALONE: 0.0005}
+
+    def measure(names, *_):
+        return {name: bench.Times([walls.get(name, 0.01)] * 3, [0.25] * 3) for name in names}
+
+    monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(bench, "deepspeed_here", lambda: False)
     assert cli.main(["bench", "--peers", "--ranks", "2", "--millions", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "2 ranks" in lines[2]
-    assert lines[3].split() == ["DDP", "1.0", "0.20", "of", "torch", "DDP"]
+    words = "DDP 1.0 250.0 0.20 of torch DDP (0.10 without communication)"
+    assert lines[3].split() == words.split()
     assert lines[-1] == "DeepSpeed is not installed, so it is not beside them."
 
 
@@ -46,7 +53,7 @@ def test_growth_is_a_table_and_a_figure(monkeypatch, capsys, tmp_path):
 
     def measure(names, workload, ranks):
         asked.append((workload.num_params, ranks))
-        return {name: [workload.num_params * ranks * 1e-9] for name in names}
+        return {name: bench.Times([workload.num_params * ranks * 1e-9], [1.0]) for name in names}
 
     monkeypatch.setattr(bench, "measure", measure)
     figure = tmp_path / "growth.png"

@@ -1,25 +1,36 @@
-"""Lesson 00 as a reader meets it: in JupyterLab, in a real browser, with keyboard and mouse."""
+"""The notebooks as a reader meets them: in JupyterLab, in a real browser, by keyboard.
+
+Lesson 00 is run as a whole. The widgets of later lessons stand in one small notebook, made of the
+lessons' own cells and functions; what took the lesson's ranks long to measure is given instead.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import nbformat
+import notebook_rules as rules
 import pytest
 
 from ddpz_lite.cli import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-LESSON = "00_start_here.ipynb"
+LESSON, EXERCISE = "lessons/00_start_here.ipynb", "exercises/03_data_parallel.ipynb"
+WIDGETS = "lessons/widgets.ipynb"
 BROWSER = machine.browser()
 FLAGS = [
     "--disable-gpu",
@@ -44,15 +55,77 @@ pytestmark = [
 ]
 
 
+# The widgets of the notebook WIDGETS, in its order: what Tab reaches in each, by name.
+KNOBS = {
+    "network explorer": ["Bucket", "Sending all gradients takes", "A ring step takes", "Ranks"],
+    "memory calculator": [
+        *("Model", "World size", "Stage", "Precision"),
+        *("Optimizer", "Micro-batch", "Checkpointing", "Device"),
+    ],
+    "life of a unit": ["Moment", "Overlap", "After forward", "Ranks"],
+}
+RING = ["World size", "Next step", "Step back", "To the start"]
+PLACES = {name: place for place, name in enumerate(["ring", *KNOBS, "quiz"])}
+
+
+def code_of(number: str) -> list[str]:
+    """The code cells of a lesson."""
+    (path,) = (ROOT / "lessons").glob(f"{number}_*.ipynb")
+    return [cell.source for cell in rules.read(path).cells if cell.cell_type == "code"]
+
+
+def cell(number: str, having: str) -> str:
+    """The code cell of a lesson that contains `having`."""
+    (found,) = (source for source in code_of(number) if having in source)
+    return found
+
+
+def functions(number: str, *names: str) -> str:
+    """Functions of a lesson, by name, without the rest of their cells."""
+    found = {}
+    for source in code_of(number):
+        for node in ast.parse(without_magics(source)).body:
+            if isinstance(node, ast.FunctionDef):
+                found[node.name] = ast.unparse(node)
+    return "\n\n".join(found[name] for name in names)
+
+
+def without_magics(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.startswith(("!", "%")))
+
+
+def widget_cells() -> list[str]:
+    """The code of the notebook WIDGETS. Numbers stand in for what lessons 05 and 11 measure."""
+    imports = ["torch", "torch.distributed as dist", "ddpz_lite as dz"]
+    return [
+        "\n".join(f"import {name}" for name in imports) + "\nfrom ddpz_lite import show",
+        functions("02", "home", "exchange", "add_step", "copy_step"),
+        cell("02", "ring_steps({"),
+        functions("05", "groups_of", "simulate"),
+        "BACKWARD, sizes_sent = 0.1, [300_000] * 8\n"
+        "GRADIENT_BYTES = sum(sizes_sent)\n"
+        "your_ready, computing = [0.06 + 0.01 * place for place in range(8)], 0.15\n"
+        'yours = {"forward": 0.05}',
+        cell("05", "show.explore(\n    draw_step"),
+        "from ddpz_lite.show.calculator import calculator\ncalculator()",
+        "sizes, BLOCKS = [10_000, 40_000], 4",
+        cell("11", "show.explore(\n    draw_life"),
+        cell("02", "show.quiz("),
+    ]
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab, token included, that serves a copy of lessons/."""
+    """The address of a JupyterLab that serves copies of the notebooks: `{}` is for which."""
     home = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "lessons", home / "lessons")
-    environment = isolated(home)
+    for folder in ("lessons", "exercises"):
+        shutil.copytree(ROOT / folder, home / folder)
+    make_notebook(home / WIDGETS, widget_cells())
+    runtime = tempfile.TemporaryDirectory(prefix="ddpz-lab-")  # short: it holds kernels' sockets
+    environment = isolated(home) | {"JUPYTER_RUNTIME_DIR": runtime.name}
     port, token = free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.port_retries=0"]
-    command += [f"--port={port}", f"--ServerApp.root_dir={home / 'lessons'}"]
+    command += [f"--port={port}", f"--ServerApp.root_dir={home}", "--KernelManager.transport=ipc"]
     command += ["--allow-root"] if "--no-sandbox" in FLAGS else []
     log = (home / "lab.log").open("w")
     server = subprocess.Popen(
@@ -61,7 +134,7 @@ def lab(tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for_server(f"{address}/api/status?token={token}", server, home / "lab.log")
-        yield f"{address}/lab/tree/{LESSON}?token={token}&reset"
+        yield f"{address}/lab/tree/{{}}?token={token}&reset"
     finally:
         server.terminate()  # it shuts its kernels down before it ends
         try:
@@ -70,6 +143,7 @@ def lab(tmp_path_factory):
             server.kill()
             server.wait()
         log.close()
+        runtime.cleanup()
 
 
 def isolated(home: Path) -> dict[str, str]:
@@ -77,7 +151,6 @@ def isolated(home: Path) -> dict[str, str]:
     folders = {
         "JUPYTER_CONFIG_DIR": home / "config",
         "JUPYTER_DATA_DIR": home / "data",
-        "JUPYTER_RUNTIME_DIR": home / "runtime",
         "JUPYTERLAB_SETTINGS_DIR": home / "settings",
         "JUPYTERLAB_WORKSPACES_DIR": home / "workspaces",
         "IPYTHONDIR": home / "ipython",
@@ -97,9 +170,18 @@ def isolated(home: Path) -> dict[str, str]:
     return {**os.environ, **{name: str(path) for name, path in folders.items()}, **more}
 
 
+def make_notebook(path: Path, sources: list[str]) -> None:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """A free port below those that the system hands out, so that no test beside us is given it."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_for_server(address: str, server: subprocess.Popen, log: Path) -> None:
@@ -114,21 +196,43 @@ def wait_for_server(address: str, server: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def page(lab):
-    """Lesson 00, opened and run from top to bottom. `page.complaints` is what the console said."""
+def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.complaints = []
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("console", lambda line: note(page, line))
-        page.goto(lab, timeout=START * 1000)
-        page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=START * 1000)
-        run_all(page)
-        yield page
+        yield browser
         browser.close()
+
+
+def opened(browser, lab: str, notebook: str):
+    """A notebook in a page of its own. `page.complaints` is what the console said."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.complaints = []
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on("console", lambda line: note(page, line))
+    page.goto(lab.format(notebook), timeout=START * 1000)
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=START * 1000)
+    page.get_by_text("| Idle").wait_for(timeout=START * 1000)
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(browser, lab):
+    """Lesson 00, run from top to bottom."""
+    page = opened(browser, lab, LESSON)
+    run_all(page)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def widgets(browser, lab):
+    """The notebook of widgets, run from top to bottom."""
+    page = opened(browser, lab, WIDGETS)
+    run_all(page)
+    yield page
+    page.close()
 
 
 def note(page, line) -> None:
@@ -136,11 +240,15 @@ def note(page, line) -> None:
         page.complaints.append(f"{line.text} ({line.location['url']})")
 
 
-def run_all(page) -> None:
-    """The menu's own command, once the kernel is there; then wait until every cell has a number."""
-    page.get_by_text("| Idle").wait_for(timeout=START * 1000)
+def press_run_all(page) -> None:
+    """The menu's own command."""
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+
+
+def run_all(page) -> None:
+    """Run all cells, and wait until every cell has a number."""
+    press_run_all(page)
     deadline = time.monotonic() + LESSON_RUN
     prompts = page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt")
     while not all_ran(said := prompts.all_inner_texts()):
@@ -229,5 +337,135 @@ def test_a_quiz_explains_wrong_answers_and_the_right_one(page):
     until(score.inner_text, lambda text: text.startswith("1 of ") and "1 right" in text, "score")
 
 
-def test_the_console_stayed_silent(page):
+# ---- the widgets of later lessons ----
+
+
+def widget(page, name: str):
+    """A widget of the notebook WIDGETS."""
+    found = page.locator(".dz-live").nth(PLACES[name])
+    found.wait_for(timeout=REACTION)
+    found.scroll_into_view_if_needed()
+    return found
+
+
+NAME_OF_THE_FOCUSED = """() => {
+    const it = document.activeElement;
+    if (!it.closest('.dz-live') || it.tagName === 'SUMMARY') return null;
+    return it.ariaLabel ?? it.labels?.[0]?.innerText ?? it.innerText;
+}"""
+
+
+def names_that_tab_reaches(page, first) -> list[str]:
+    """The names of the controls from the first one on, until Tab leaves them."""
+    first.focus()
+    names = []
+    while (name := page.evaluate(NAME_OF_THE_FOCUSED)) is not None:
+        names.append(name.strip())
+        assert len(names) < 30, f"Tab goes round in {names}"
+        page.keyboard.press("Tab")
+    return names
+
+
+def pictured(widget) -> tuple[str | None, str | None]:
+    """The picture that is shown, and its text."""
+    figure = widget.locator("figure img").first
+    return figure.get_attribute("src"), figure.get_attribute("alt")
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_knob_is_named_and_turns_by_keyboard(widgets, name):
+    explorer = widget(widgets, name)
+    knobs = [explorer.locator("select, [role=slider]").nth(i) for i in range(len(KNOBS[name]))]
+    roles = ["combobox" if k.evaluate("it => it.tagName") == "SELECT" else "slider" for k in knobs]
+    wanted = []
+    for label, role in zip(KNOBS[name], roles, strict=True):
+        wanted += [label, f"{label} (number)"] if role == "slider" else [label]
+    assert names_that_tab_reaches(widgets, knobs[0]) == wanted
+    for knob, role, label in zip(knobs, roles, KNOBS[name], strict=True):
+        assert explorer.get_by_role(role, name=label).count() == 1, "no name for a screen reader"
+        turn(explorer, knob, label, arrow(knob, role))
+
+
+def turn(explorer, knob, label: str, key: str) -> None:
+    """Press a key on a knob; wait until the picture is another one and the line under it, too."""
+    before, said = pictured(explorer), explorer.get_by_role("status").inner_text()
+    knob.press(key)
+    until(
+        lambda: (pictured(explorer)[0], explorer.get_by_role("status").inner_text()),
+        lambda now: now[0] != before[0] and now[1] != said,
+        f"the picture and the line under it stayed as they were when {label!r} was turned",
+    )
+    assert pictured(explorer)[1].strip()
+
+
+def arrow(knob, role: str) -> str:
+    """The arrow key that has somewhere to go."""
+    if role == "combobox":
+        at_the_end = knob.evaluate("it => it.selectedIndex === it.length - 1")
+        return "ArrowUp" if at_the_end else "ArrowDown"
+    at_the_end = knob.get_attribute("aria-valuenow") == knob.get_attribute("aria-valuemax")
+    return "ArrowLeft" if at_the_end else "ArrowRight"
+
+
+def test_the_ring_goes_step_by_step_by_keyboard(widgets):
+    ring = widget(widgets, "ring")
+    worlds = ring.get_by_role("combobox", name="World size")
+    assert names_that_tab_reaches(widgets, worlds) == RING
+
+    def press(key: str, *, on, says: str) -> None:
+        """Press a key on a control; wait until the picture is another one and the text says so."""
+        before = pictured(ring)[0]
+        on.focus()
+        widgets.keyboard.press(key)
+        until(
+            lambda: (*pictured(ring), ring.get_by_role("status").inner_text()),
+            lambda now: now[0] != before and now[1].startswith(says) and now[2].startswith(says),
+            f"the ring does not say {says!r}",
+        )
+
+    forward, back, start = (ring.get_by_role("button", name=name) for name in RING[1:])
+    press("Enter", on=forward, says="Step 1 of 6")
+    press("Enter", on=forward, says="Step 2 of 6")
+    press("Enter", on=back, says="Step 1 of 6")
+    press("Enter", on=start, says="Before the first of 6 steps")
+    press("ArrowUp", on=worlds, says="Before the first of 4 steps")
+
+
+def test_tab_reaches_the_answers_of_a_quiz_and_enter_gives_one(widgets):
+    quiz = widget(widgets, "quiz")
+    answers = quiz.locator(".dz-choice")
+    names = names_that_tab_reaches(widgets, answers.first)
+    assert names == [text.strip() for text in answers.all_inner_texts()]
+    assert len(names) == 9 and [name[:2] for name in names] == ["a)", "b)", "c)"] * 3
+    answers.nth(1).focus()
+    widgets.keyboard.press("Enter")
+    until(quiz.get_by_role("alert").all_inner_texts, lambda said: len(said) == 1, "explanations")
+    until(answers.nth(1).inner_text, lambda text: text[0] in "✓✗", "the answer's own mark")
+
+
+def test_a_live_widget_hides_its_still_form(widgets):
+    stills = widgets.locator(".dz-still")
+    assert stills.count() == len(PLACES) == widgets.locator(".dz-live").count()
+    assert not any(still.is_visible() for still in stills.all())
+
+
+# ---- an exercise that nobody has solved yet ----
+
+
+def test_a_check_of_an_empty_answer_says_where_to_begin(browser, lab):
+    page = opened(browser, lab, EXERCISE)
+    press_run_all(page)
+    first = page.locator(STDERR).first
+    first.wait_for(timeout=START * 1000)
+    assert first.inner_text().strip() == (
+        "NotAttempted: 03.same_start is not solved yet: 4 points, about 5 minutes. "
+        'Where to begin: check.hint("03.same_start")'
+    )
+    assert page.locator(STDERR).count() == 1
     assert page.complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("notebook", ["page", "widgets"])
+def test_the_console_stayed_silent(request, notebook):
+    assert request.getfixturevalue(notebook).complaints == []

@@ -12,16 +12,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from core_jobs import CASES, Recipe, build, gpt, groups, loop, rank_losses
+from safetensors.torch import load_file
 from torch import nn
 
 import ddpz_lite as dz
 from ddpz_lite.checkpoint import full_state_dict, load_checkpoint, save_checkpoint
+from ddpz_lite.data import RankSampler
 from ddpz_lite.parallel import parallelize
+from ddpz_lite.trainer.recipe import Recipe as TrainRecipe
+from ddpz_lite.trainer.saving import Saver, complete
 
 
 def make(case: str, stage: int, **options):
@@ -146,6 +151,49 @@ def test_in_one_process_and_with_plain_torch(tmp_path):
     assert {float(s["step"]) for s in zero.state.values()} == {1.0}
 
 
+def export(path: str) -> dict[int, dict[str, torch.Tensor]]:
+    out = {}
+    for stage in (0, 1, 2, 3):
+        model, optimizer = make("gpt", stage, mixed_precision=torch.bfloat16)
+        steps("gpt", model, optimizer)
+        dz.save_safetensors(f"{path}/{stage}.safetensors", model)
+        out[stage] = full_state_dict(model)
+    return out
+
+
+def test_safetensors_hold_the_full_state(tmp_path):
+    (tmp_path / "2.safetensors").write_text("an old one")
+    for stage, state in dz.launch(export, 2, args=(str(tmp_path),), record=False)[0].items():
+        found = load_file(tmp_path / f"{stage}.safetensors")
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[name], value) for name, value in state.items())
+        gpt().load_state_dict(found)
+    assert {p.name for p in tmp_path.iterdir()} == {f"{s}.safetensors" for s in range(4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_load_what_was_exported(tmp_path, tied):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=11, n_positions=5, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=tied
+    )
+    module = transformers.GPT2LMHeadModel(config)
+    model, optimizer = parallelize(module, torch.optim.SGD, 3, lr=0.1)
+    ids = torch.arange(5)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+    dz.save_safetensors(tmp_path / "model.safetensors", model)
+    config.save_pretrained(tmp_path)
+    loaded, info = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path, local_files_only=True, output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.allclose(loaded(input_ids=ids).logits, expected, atol=1e-6)
+
+
 class Scalars(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -250,3 +298,77 @@ def test_a_kill_at_any_moment_leaves_the_last_good_one(tmp_path):
         step = load_checkpoint(tmp_path, model)["step"]
         assert step in (last, last + 1), attempt  # printed, or done just before it was printed
         assert (model.weight == step).all()
+
+
+def test_other_folders_beside_a_checkpoint_stay(tmp_path):
+    model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1)
+    (tmp_path / "mine").mkdir()
+    save_checkpoint(tmp_path / "first", model, optimizer)
+    for _ in range(2):
+        save_checkpoint(tmp_path, model, optimizer)
+    inside = {p.name for p in tmp_path.iterdir()}
+    assert {"mine", "first", "CURRENT"} < inside and len(inside) == 4  # and one folder of ours
+    load_checkpoint(tmp_path / "first", model, optimizer)
+
+
+def rolled_back(path: str) -> list[bool]:
+    """Whether training again from a checkpoint of the first step is the same training."""
+    found = []
+    for stage in (0, 1, 2, 3):
+        model, optimizer = make("gpt", stage)
+        save_checkpoint(path, model, optimizer)
+        states = []
+        for _ in range(2):
+            load_checkpoint(path, model, optimizer)
+            steps("gpt", model, optimizer)
+            states.append(full_state_dict(model))
+        found.append(all(torch.equal(states[0][n], states[1][n]) for n in states[0]))
+    return found
+
+
+def test_a_state_that_was_not_saved_is_gone_after_loading(tmp_path):
+    assert dz.launch(rolled_back, 2, args=(str(tmp_path),), record=False)[0] == [True] * 4
+
+
+def while_whole(path: str) -> bool:
+    model, optimizer = make("gpt", 3, reshard_after_forward=False)
+    model(torch.zeros(1, 6, dtype=torch.int))  # modules show whole parameters now
+    save_checkpoint(path, model, optimizer)
+    before = full_state_dict(model)
+    load_checkpoint(path, model, optimizer)
+    after = full_state_dict(model)
+    return all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_saved_and_loaded_while_units_are_whole(tmp_path):
+    assert list(dz.launch(while_whole, 2, args=(str(tmp_path),), record=False)) == [True, True]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_full_state_reaches_parameters_that_are_not_contiguous(stage):
+    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    model, _ = parallelize(module, torch.optim.SGD, stage, lr=0.1)
+    sevens = {name: torch.full_like(v, 7.0) for name, v in full_state_dict(model).items()}
+    dz.load_full_state_dict(model, sevens)
+    state = full_state_dict(model)
+    assert all(torch.equal(state[name], value) for name, value in sevens.items())
+
+
+def test_buffers_of_another_model_are_named(tmp_path):
+    def norm(width: int) -> nn.Module:
+        return nn.BatchNorm1d(width, affine=False)
+
+    save_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), norm(3)))
+    with pytest.raises(ValueError, match=r"buffer/1.running_mean has shape \[3\] there and \[4\]"):
+        load_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), norm(4)))
+
+
+def test_a_run_resumed_before_damaged_saves_keeps_its_own(tmp_path):
+    model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1)
+    text = SimpleNamespace(tokens=torch.zeros(1, dtype=torch.uint8))
+    recipe = TrainRecipe(checkpoint=str(tmp_path))
+    saver = Saver(recipe, text, model, optimizer, RankSampler(4, rank=0, world_size=1))
+    for step in (100, 200, 300, 120, 140, 160):  # 200 and 300 could not be loaded
+        saver.save(step)
+    kept = ["step-00000300", "step-00000200", "step-00000160", "step-00000140"]
+    assert [folder.name for folder in complete(tmp_path)] == kept

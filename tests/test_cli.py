@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 from ddpz_lite.cli import doctor, lessons, machine, main
+from ddpz_lite.grade import grader
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -203,10 +204,13 @@ def test_a_probe_says_why_it_failed():
     assert machine._try([sys.executable, "-c", ""]).works
 
 
-def test_a_machine_without_unshare_has_no_sandbox(monkeypatch):
-    monkeypatch.setattr(machine.sys, "platform", "linux")
+def test_the_sandbox_is_the_one_that_the_grader_uses(monkeypatch):
+    monkeypatch.setattr(grader, "probe", lambda: grader.Probe(False, "no namespaces here"))
+    assert machine.sandbox() == machine.Probe(False, "no namespaces here")
+
+
+def test_a_machine_without_browsers(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
-    assert machine.sandbox() == machine.Probe(False, "the program unshare is missing")
     assert machine.browser() is None
 
 
@@ -222,6 +226,14 @@ def test_lessons_runs_and_tells_the_time_of_each(make_notebook, tmp_path, capsys
     assert re.search(r"^00_good +2 +\d+\.\d$", out, re.M) and re.search(r"^01_other +1 ", out, re.M)
     assert "2 of 2 ran to the end" in out
     assert path.read_bytes() == before, "without --write a notebook stays as it is"
+
+
+def test_lessons_write_stores_no_stderr(make_notebook, tmp_path, capsys):
+    path = make_notebook("00_stray", "import sys\nprint('port taken', file=sys.stderr)")
+    before = path.read_bytes()
+    assert main(["lessons", "--write", "--dir", str(tmp_path)]) == 1
+    assert "cell 0 wrote to stderr, nothing was stored: port taken" in capsys.readouterr().out
+    assert path.read_bytes() == before
 
 
 def test_lessons_write_stores_outputs_and_nothing_of_this_machine(make_notebook, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
+from ddpz_lite.checkpoint import full_state_dict
 from ddpz_lite.ddp import DDP, buckets_of
+from ddpz_lite.parallel import parallelize
 
 
 class Reentrant(nn.Module):
@@ -92,6 +95,40 @@ def many_things() -> dict[str, object]:
     return out
 
 
+BATCHES = [[3, 1, 2], [2]]  # samples of each batch, by rank: rank 1 has one batch only
+
+
+def uneven_batches() -> list[float]:
+    """Distance to one process that sees all samples of a turn, by stage."""
+    rank, found = dist.get_rank(), []
+    torch.manual_seed(0)
+    data = [[torch.randn(n, 3) for n in counts] for counts in BATCHES]
+    for stage in (0, 1, 2, 3):
+        torch.manual_seed(1)
+        plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        model, optimizer = parallelize(copy.deepcopy(plain), torch.optim.SGD, stage, lr=0.5)
+        alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+        for turn in range(3):
+            mine = data[rank]
+            x = mine[min(turn, len(mine) - 1)]  # run out: the last one again, with no weight
+            count = len(x) if turn < len(mine) else 0
+            (model(x).mean() * model.batch_weight(count)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            plain(torch.cat([d[turn] for d in data if turn < len(d)])).mean().backward()
+            alone.step()
+            alone.zero_grad()
+        state, exact = full_state_dict(model), plain.state_dict()
+        found.append(max((state[n] - exact[n]).abs().max().item() for n in exact))
+    return [*found, raised(model.batch_weight, 0)]
+
+
+def test_uneven_batches_and_a_rank_that_runs_out_give_the_global_mean():
+    for *gaps, nobody in dz.launch(uneven_batches, 2):
+        assert max(gaps) < 1e-6
+        assert "end the loop when no rank has a batch left" in nobody
+
+
 def _stop():
     raise KeyError("stopped on purpose")
 
@@ -128,3 +165,82 @@ def test_buckets_are_in_reverse_order_and_of_one_kind():
     assert sizes == [[100], [4], [9, 9], [9]]
     with pytest.raises(ValueError, match="bucket_mb must be positive"):
         buckets_of(params, 0)
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("in the middle of backward")
+
+
+def after_an_exception() -> list[float]:
+    """Distance from one process after a backward that raised with a reduction under way."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    model = DDP(copy.deepcopy(plain), bucket_mb=1e-5)  # a bucket for each parameter
+    x = torch.arange(8.0).view(2, 4)
+    distances = []
+    for _ in range(5):
+        with pytest.raises(ArithmeticError):
+            model.module[2](
+                model.module[1](Breaks.apply(model.module[0](100 * x)))
+            ).sum().backward()
+        model.zero_grad()
+        plain.zero_grad()
+        model(x).sum().backward()
+        plain(x).sum().backward()
+        pairs = zip(model.module.parameters(), plain.parameters(), strict=True)
+        distances.append(max((a.grad - b.grad).abs().max().item() for a, b in pairs))
+    return distances
+
+
+def test_a_retry_does_not_meet_the_reductions_of_a_backward_that_raised():
+    slow = dz.Network(latency=0.02, bandwidth=1e9)
+    for distances in dz.launch(after_an_exception, 2, network=slow):
+        assert max(distances) < 1e-5
+
+
+def two_forwards() -> float:
+    """Gradient of two forwards and one backward, with buffers that the compute reads."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model, x = DDP(copy.deepcopy(plain)), torch.arange(15.0).view(5, 3).cos()
+    for one in (model, plain):
+        (one(x).square().sum() + one(2 * x).square().sum()).backward()
+    pairs = zip(model.module.parameters(), plain.parameters(), strict=True)
+    return max((a.grad - b.grad).abs().max().item() for a, b in pairs)
+
+
+def test_two_forwards_before_one_backward_with_buffers():
+    assert max(dz.launch(two_forwards, 2, record=False)) < 1e-4
+
+
+def test_a_graph_of_the_gradient():
+    model = DDP(nn.Linear(3, 1))
+    model(torch.ones(2, 3)).square().sum().backward(create_graph=True)
+    plain = copy.deepcopy(model.module)
+    plain.zero_grad()
+    plain(torch.ones(2, 3)).square().sum().backward()
+    assert torch.equal(model.module.weight.grad, plain.weight.grad)
+
+
+def test_complex_gradients_travel_whole_whatever_the_reduce_dtype():
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight.abs().square().sum()
+
+    for stage in (0, 1, 2):
+        model, optimizer = parallelize(
+            Turns(), torch.optim.SGD, stage, lr=0.25, reduce_dtype=torch.float32
+        )
+        model().backward()  # the gradient is twice the weight
+        optimizer.step()
+        assert torch.equal(model.module.weight.detach(), torch.tensor([0.5 + 1j, 1.5 - 0.5j]))

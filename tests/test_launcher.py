@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import cloudpickle
@@ -19,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import devices, engines, printer, ship
+from ddpz_lite.launcher import CannotSend, devices, engines, printer, ship
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -167,6 +168,25 @@ def forks_and_comes_back():
     if os.fork() == 0:
         sys.exit(5)
     return os.waitstatus_to_exitcode(os.wait()[1])
+
+
+config = 3  # also the name of a submodule of torch.distributed, of a type of its own
+
+
+def uses_config():
+    return config + dist.get_rank()
+
+
+def test_a_global_may_have_the_name_of_a_submodule_of_what_a_function_uses():
+    assert sys.modules["torch.distributed.config"].__class__ is not type(sys)
+    assert list(dz.launch(uses_config, 2)) == [3, 4]
+    lock = threading.Lock()
+
+    def needs_a_lock():
+        return config, dist, lock
+
+    with pytest.raises(CannotSend, match="`lock`, which needs_a_lock"):
+        dz.launch(needs_a_lock, 2)
 
 
 def test_a_fork_that_comes_back_does_not_speak_for_the_rank():

@@ -591,3 +591,14 @@ def test_a_handler_of_the_programs_own_is_called_and_may_let_the_job_go_on():
         timer.join()
         signal.signal(signal.SIGINT, before)
     assert len(called) == 1
+
+
+def test_a_message_of_several_lines_is_told_up_to_a_full_stop():
+    def job():
+        raise RuntimeError(
+            "Reduction had not finished. You can enable a search\nfor what is unused."
+        )
+
+    error = fails(job, 1)
+    assert str(error).startswith("rank 0 raised RuntimeError: Reduction had not finished. at")
+    assert "for what is unused" in str(error)

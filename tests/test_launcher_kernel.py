@@ -8,7 +8,8 @@ import time
 import leftovers
 import psutil
 import pytest
-from jupyter_client.manager import KernelManager
+
+from ddpz_lite.cli.kernel import BlockingManager
 
 DEADLINE = 60
 
@@ -19,7 +20,7 @@ class Kernel:
     def __init__(self, folder):
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = BlockingManager(kernel_name="python3")
         self.manager.start_kernel(env={**os.environ, "TMPDIR": str(self.temporary)})
         self.client = self.manager.blocking_client()
         self.client.start_channels()

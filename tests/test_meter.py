@@ -1,6 +1,7 @@
 """The meter, in exact bytes: by hand, by torch's MemTracker, and with every kind of sharing."""
 
 import gc
+import pickle
 from dataclasses import dataclass
 
 import pytest
@@ -376,6 +377,35 @@ def test_named_marks():
     with MemoryTimeline(model) as timeline:
         timeline.mark("loading")
     assert [name for _, name in timeline.marks] == ["loading", "end"]
+
+
+def test_a_storage_may_die_while_a_timeline_is_left():
+    """As when the garbage collector runs just then."""
+    model = MLP([4, 4])
+    with MemoryTimeline(model) as timeline:
+        other = torch.ones(1000)
+        live = timeline._live
+        first, last = next(iter(live)), other.untyped_storage()._cdata
+        assert last in live and first != last
+
+        class Dying(type(live[first])):
+            def __setattr__(self, name, value):
+                if name == "watch":
+                    live.pop(last, None)
+                super().__setattr__(name, value)
+
+        live[first].__class__ = Dying
+    assert timeline.peak >= 4000
+
+
+def test_a_timeline_can_be_returned_from_a_rank():
+    model = MLP([2, 2])
+    with MemoryTimeline(model) as timeline:
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+    sent = pickle.loads(pickle.dumps(timeline))
+    assert (sent.samples, sent.marks) == (timeline.samples, timeline.marks)
+    assert (sent.peak, sent.at_peak) == (timeline.peak, timeline.at_peak)
 
 
 @pytest.mark.skipif(

@@ -51,6 +51,42 @@ def report(tmp_path_factory, root):
     }
 
 
+# Something that listens has taken the port drawn for the kernel's output.
+TAKEN = """
+import socket
+from jupyter_client.provisioning import LocalProvisioner
+
+launch, listener = LocalProvisioner.pre_launch, socket.socket()
+
+
+async def taken(self, **kwargs):
+    ready = await launch(self, **kwargs)
+    if self.parent.transport == "tcp":
+        listener.bind((self.parent.ip, self.parent.iopub_port))
+        listener.listen()
+    return ready
+
+
+LocalProvisioner.pre_launch = taken
+"""
+
+
+def test_no_other_program_can_take_the_port_of_a_kernel(tmp_path, root):
+    """Four ranks open dozens of ports while a kernel beside them begins: it must not need one."""
+
+    def run(conftest):
+        (tmp_path / "conftest.py").write_text(conftest)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--nbval-lax"]
+        command += ["--nbval-current-env", "--nbval-kernel-startup-timeout=10", "lessons"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    write(tmp_path / "lessons" / "good.ipynb", GOOD)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    ours = run((root / "conftest.py").read_text() + TAKEN)
+    assert ours.returncode == 0, ours.stdout
+    assert "didn't respond" in run(TAKEN).stdout, "the test's own hostile neighbour does nothing"
+
+
 def outcome(case):
     for element in case:
         if element.tag in ("failure", "error"):

@@ -291,6 +291,26 @@ def test_memory_over_a_step(shown):
     assert f">{sum(timeline.samples[-1][1].values()):,}</td>" in html
 
 
+@pytest.mark.parametrize("gap", [0.0001, 0.004, 0.2])  # seconds, of 0.5
+def test_labels_of_marks_that_are_close_do_not_overlap(monkeypatch, gap):
+    drawn = []
+    monkeypatch.setattr(show.held, "show_figure", lambda fig, **_: drawn.append(fig))
+
+    class Known(MemoryTimeline):
+        samples = tuple(
+            (t / 10, dict.fromkeys(TIMELINE_KINDS, n)) for t, n in [(0, 1), (1, 2), (5, 1)]
+        )
+        marks = (0.1, "forward"), (0.1 + gap, "backward"), (0.5, "end")
+
+    timeline = Known(MLP([1, 1]))
+    show.memory(timeline)
+    (axes,) = drawn[0].axes
+    drawn[0].draw_without_rendering()
+    assert [text.get_text() for text in axes.texts] == ["peak 14 bytes", "forward", "backward"]
+    boxes = [text.get_window_extent(drawn[0].canvas.get_renderer()) for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
 # ---- widgets
 
 
@@ -507,6 +527,8 @@ def test_in_a_kernel_and_exported(make_notebook):
     from nbclient import NotebookClient
     from nbconvert import HTMLExporter
 
+    from ddpz_lite.cli.kernel import AsyncManager
+
     path = make_notebook(
         "widgets",
         "from ddpz_lite import show\n"
@@ -520,7 +542,8 @@ def test_in_a_kernel_and_exported(make_notebook):
     )
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
-    NotebookClient(notebook, timeout=60, store_widget_state=False).execute()
+    options = {"kernel_manager_class": AsyncManager, "store_widget_state": False}
+    NotebookClient(notebook, timeout=60, **options).execute()
     outputs = [output for cell in notebook.cells for output in cell.outputs]
     assert all(output.output_type in ("display_data", "stream") for output in outputs)
     assert all(output.get("name") != "stderr" for output in outputs)

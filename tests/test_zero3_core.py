@@ -251,19 +251,46 @@ def test_many_things(world):
         assert "runs unit 'blocks.1' where the first forward had 'blocks.0'" in out["skipped"]
 
 
-def one_rank_skips() -> None:
+def one_rank_skips(at: int) -> None:
     torch.manual_seed(0)
     model = ZeRO3(Branch())
     for step in range(2):
-        model(torch.ones(1, 4), skip=step == 1 and dist.get_rank() == 1).sum().backward()
+        model(torch.ones(1, 4), skip=step == at and dist.get_rank() == 1).sum().backward()
 
 
 def test_a_rank_that_skips_a_unit_is_named():
     with pytest.raises(
         dz.RankFailed, match=r"rank 1 runs unit 'blocks.1' where the first"
     ) as caught:
-        dz.launch(one_rank_skips, 3, timeout=20)
+        dz.launch(one_rank_skips, 3, args=(1,), timeout=20)
     assert caught.value.rank == 1
+
+
+class Ends(Branch):
+    """`skip` leaves out the last block."""
+
+    def forward(self, x: torch.Tensor, skip: bool = False) -> torch.Tensor:
+        for block in self.blocks[: 3 - skip]:
+            x = torch.tanh(block(x))
+        return x
+
+
+def first_forward_differs() -> list[str]:
+    one = dist.get_rank() == 1
+    said = [raised(ZeRO3(cls()), torch.ones(1, 4), skip=one) for cls in (Branch, Ends)]
+    model = ZeRO3(Branch())
+    with contextlib.suppress(RuntimeError):
+        model(torch.ones(1, 4), skip=one)
+    model(torch.ones(1, 4)).sum().backward()  # nothing is left of it
+    return said
+
+
+def test_a_rank_that_skips_a_unit_in_the_first_forward_is_named_on_all():
+    for rank, (first, last) in enumerate(dz.launch(first_forward_differs, 3, timeout=20)):
+        at = "blocks.1" if rank == 1 else "blocks.0"
+        assert f"rank {rank} is at '{at}' in the first forward" in first
+        assert "2 at 'blocks.0', 1 at 'blocks.1'; units are gathered by all ranks" in first
+        assert "2 at 'blocks.2', 1 at the end of forward" in last
 
 
 def test_units_of_models():
@@ -327,3 +354,114 @@ def test_buffers_without_parameters_are_filled_and_a_forward_inside_summon_frees
         assert torch.equal(angles, torch.arange(6.0))
         assert torch.equal(outside, inside) and torch.equal(outside, after)
         assert shapes == [(6, 6), (6,), (6, 6), (6,)]
+
+
+class Noise(nn.Module):
+    """A module whose buffer is drawn at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("noise", torch.empty(6))
+
+    def reset_parameters(self):
+        self.noise.uniform_()
+
+    def forward(self, x):
+        return x + self.noise
+
+
+class Normed(nn.Linear):
+    """Parameters and a buffer in one module."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.register_buffer("scale", torch.empty(6))
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if hasattr(self, "scale"):
+            self.scale.uniform_()
+
+
+def meta_buffers():
+    torch.manual_seed(dist.get_rank())
+    with torch.device("meta"):
+        module = nn.Sequential(Normed(), Noise(), nn.BatchNorm1d(6), Normed())
+    ZeRO3(module, units=(nn.Linear,))
+    return dict(module.named_buffers())  # before a forward, which would send rank 0's
+
+
+def test_buffers_built_on_the_meta_device_are_those_of_rank_0():
+    first, *others = dz.launch(meta_buffers, 3)
+    assert {"0.scale", "1.noise", "2.running_mean", "2.num_batches_tracked"} < first.keys()
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+class Tied(nn.Module):
+    """Two units that share a weight and have biases of their own; one is set by its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.blocks[2].weight = self.blocks[0].weight
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def tied_on_meta():
+    torch.manual_seed(dist.get_rank())
+    with torch.device("meta"):
+        module = Tied()
+    calls = []
+
+    def init(module):
+        calls.append(module)
+        module.reset_parameters()
+
+    model = ZeRO3(module, init_fn=init)
+    model(torch.ones(1, 4)).sum().backward()
+    state = full_state_dict(model)
+    plain = Tied()
+    plain.load_state_dict(state)
+    same = torch.allclose(model(torch.ones(1, 4)), plain(torch.ones(1, 4)))
+    return state, same, len(calls), [len(unit.flats[0].params) for unit in model.units]
+
+
+def test_a_parameter_tied_across_units_can_start_on_the_meta_device():
+    first, *_ = ranks = list(dz.launch(tied_on_meta, 2))
+    for state, same, calls, sizes in ranks:
+        assert same and calls == 3 and sizes == [1, 1, 2, 1]
+        assert torch.equal(state["blocks.0.weight"], state["blocks.2.weight"])
+        for name, value in state.items():
+            assert torch.equal(value, first[0][name])
+            assert 0 < value.abs().max() <= 0.5  # what Linear(4, 4) draws
+
+
+def test_a_copy_and_a_second_derivative_are_refused():
+    model = ZeRO3(Branch())
+    for copied in (model, model.module, nn.ModuleList([model])):
+        assert "cannot be copied" in raised(copy.deepcopy, copied)
+    x = torch.ones(1, 4, requires_grad=True)
+    out = model(x).sum()
+    assert "Cure: stage 2" in raised(torch.autograd.grad, out, x, create_graph=True)
+    model(torch.ones(1, 4)).sum().backward()  # nothing is left of it
+
+
+def held_by_a_frozen_trunk() -> list[bool]:
+    module = Branch()
+    module.blocks[:2].requires_grad_(False)
+    model, held = ZeRO3(module), []
+    whole = [unit.flats[0].full.untyped_storage() for unit in model.units if unit.flats]
+    module.blocks[2].register_forward_pre_hook(
+        lambda *_: held.extend(storage.size() > 0 for storage in whole)
+    )
+    model(torch.ones(1, 4)).sum().backward()
+    return held
+
+
+def test_a_frozen_unit_that_backward_does_not_pass_is_freed_after_forward():
+    assert list(dz.launch(held_by_a_frozen_trunk, 2)) == [[False, False, True]] * 2

@@ -9,6 +9,7 @@ from core_jobs import CASES, Recipe, build, distance, reference, train
 from torch import nn
 
 import ddpz_lite as dz
+from ddpz_lite.checkpoint import full_state_dict
 from ddpz_lite.optim import check_elementwise
 from ddpz_lite.parallel import parallelize
 from ddpz_lite.zero1 import ZeRO1
@@ -147,3 +148,95 @@ def test_wrong_use_names_the_cure():
         parallelize(nn.Linear(2, 2), torch.optim.SGD, 0, lr=0.1, mixed_precision=torch.int8)
     with pytest.raises(ValueError, match="loss_scale needs"):
         parallelize(nn.Linear(2, 2), torch.optim.SGD, 0, lr=0.1, loss_scale=object())
+
+
+def dropped() -> list[float]:
+    """Distance to one process after gradients, some kept under no_sync, were dropped, by stage and
+    by who drops them.
+    """
+    case, world, found = CASES["mlp"], dist.get_world_size(), []
+    x, y = case.inputs(2 * world)
+    dist.broadcast(x, 0)
+    dist.broadcast(y, 0)
+    mine = x[dist.get_rank() :: world], y[dist.get_rank() :: world]
+    for stage in (0, 1, 2, 3):
+        for of_model in (False, True):
+            plain = build(case)
+            model, optimizer = parallelize(build(case), torch.optim.SGD, stage, lr=0.1)
+            zero_grad = model.zero_grad if of_model else optimizer.zero_grad
+            with model.no_sync():
+                case.loss(100 * model(mine[0]), mine[1]).backward()
+            zero_grad()
+            case.loss(100 * model(mine[0]), mine[1]).backward()
+            zero_grad()
+            case.loss(model(mine[0]), mine[1]).backward()
+            optimizer.step()
+            case.loss(plain(x), y).backward()
+            torch.optim.SGD(plain.parameters(), lr=0.1).step()
+            found.append(distance(full_state_dict(model), plain.state_dict()))
+    return found
+
+
+def test_zero_grad_of_optimizer_and_model_drops_all_gradients():
+    for found in dz.launch(dropped, 2, record=False):
+        assert max(found) < 2e-6
+
+
+def test_a_module_with_gradient_hooks_is_refused():
+    for stage in (0, 2):
+        module = nn.Linear(2, 2)
+        parallelize(module, torch.optim.SGD, stage, lr=0.1)
+        with pytest.raises(ValueError, match="weight has a gradient hook: of an earlier"):
+            parallelize(module, torch.optim.SGD, 3, lr=0.1)
+    hooked = nn.Linear(2, 2)
+    hooked.bias.register_hook(torch.neg)
+    parallelize(hooked, torch.optim.SGD, 1, lr=0.1)  # whole parameters call it
+    hooked = nn.Linear(2, 2)
+    hooked.bias.register_hook(torch.neg)
+    with pytest.raises(ValueError, match="bias has a gradient hook"):
+        parallelize(hooked, torch.optim.SGD, 3, lr=0.1)
+
+
+def moved(stage: int, change: str) -> None:
+    """A step after a parameter was taken away from the optimizer."""
+    half = {"mixed_precision": torch.bfloat16} if change == "edit" else {}
+    module = nn.Linear(4, 3)
+    model, optimizer = parallelize(module, torch.optim.SGD, stage, lr=0.1, **half)
+    if change == "cast":
+        module.double()
+    elif change == "data":
+        module.weight.data = torch.ones(3, 4)
+    else:
+        with torch.no_grad():
+            module.weight.mul_(2)
+    model(torch.ones(2, 4, dtype=module.weight.dtype)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("cast", "moved or cast"), ("data", "moved or cast"), ("edit", "changed in place")],
+)
+def test_a_parameter_that_the_optimizer_no_longer_sees(stage, change, message):
+    with pytest.raises(RuntimeError, match=message):
+        moved(stage, change)
+
+
+def test_gradients_after_clipping_and_frozen_parameters_that_are_not():
+    module = nn.Linear(4, 3)
+    model, optimizer = parallelize(module, torch.optim.SGD, 1, lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.clip_grad_norm_(1.0)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="clip once, after the last backward"):
+        optimizer.step()
+    for kind in (ZeRO1, ZeRO2):
+        module = nn.Linear(4, 3)
+        module.bias.requires_grad_(False)
+        optimizer = kind(module.parameters(), torch.optim.SGD, lr=0.1)
+        module.bias.requires_grad_(True)
+        module(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"shape \(3,\) was frozen"):
+            optimizer.step()

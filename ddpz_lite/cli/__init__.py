@@ -8,12 +8,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ddpz_lite import __version__
 
 
 class UserError(Exception):
     """What the user can put right: shown as one line, without a traceback."""
+
+
+def course(folder: str) -> Path:
+    """The course's `folder` here, or else in the checkout that this package belongs to."""
+    places = [Path.cwd(), Path(__file__).resolve().parents[2]]
+    for place in places:
+        if any((place / folder).glob("*.ipynb")):
+            return place / folder
+    raise UserError(f"no notebook in {folder}/. Run it in the folder of the course.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,11 +83,70 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--growth", action="store_true", help="1 to 100 M parameters, 2 to 8 ranks")
     bench.add_argument("--figure", default=None, help="with --growth: write the figure, a PNG")
 
+    _exercise_commands(commands)
+
     from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
 
     purpose = "train a GPT on a text with DDP or ZeRO; resume after a crash"
     train.add_options(_command(commands, "train", purpose, train.EXAMPLE, train.run))
     return parser
+
+
+def _exercise_commands(commands) -> None:
+    exercises = _command(
+        commands,
+        "exercises",
+        "make exercises/ from solutions/; never over a copy in which somebody has worked",
+        "ddpz exercises --check",
+        _exercises,
+    )
+    exercises.add_argument("--check", action="store_true", help="write nothing; 1 if they differ")
+
+    check = _command(
+        commands,
+        "check",
+        "run an exercise from top to bottom and say what each task is worth",
+        "ddpz check 03",
+        _check,
+    )
+    check.add_argument("lesson", help="its number, as 03")
+    check.add_argument("--dir", default=None, help="the folder of the notebook (exercises)")
+    check.add_argument("--timeout", type=float, default=90, help="seconds per cell (default 90)")
+
+    _grade_command(commands)
+
+    purpose = "what of the exercises is solved, and with how many hints"
+    _command(commands, "progress", f"show {purpose}", "ddpz progress", _progress)
+
+
+def _grade_command(commands) -> None:
+    grade = _command(
+        commands,
+        "grade",
+        "grade notebooks, folders or zips of them, in a sandbox; write feedback and a gradebook",
+        "ddpz grade handed-in/ --out grades --secure",
+        _grade,
+    )
+    grade.add_argument("submissions", nargs="+", metavar="SUBMISSION", help=".ipynb, folder or zip")
+    grade.add_argument("--out", default="grades", metavar="DIR", help="default: grades")
+    grade.add_argument("--hidden", default=None, metavar="DIR", help="your own judges, *.py")
+    grade.add_argument("--secure", action="store_true", help="refuse where there is no sandbox")
+    grade.add_argument(
+        "--nbval",
+        action="store_true",
+        help="show students what nbval says about their whole notebook: no points, a second run",
+    )
+    grade.add_argument(
+        "--seed", type=int, default=None, help="of the inputs: same seed, same points"
+    )
+    grade.add_argument("--jobs", type=_count, default=None, help="notebooks at a time (all cores)")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def _command(commands, name: str, purpose: str, example: str, run) -> argparse.ArgumentParser:
@@ -107,3 +176,27 @@ def _bench(options: argparse.Namespace) -> int:
     from ddpz_lite.cli import bench
 
     return bench.run(options)
+
+
+def _exercises(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import exercises
+
+    return exercises.run(options.check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import check
+
+    return check.run(options.lesson, options.dir, options.timeout)
+
+
+def _progress(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import progress
+
+    return progress.run()
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import grade
+
+    return grade.run(options)

@@ -24,17 +24,22 @@ def run(options: argparse.Namespace) -> int:
     )
     names = list(bench.OURS)
     if options.peers:
-        names += [*bench.PEERS.values(), *(bench.DEEPSPEED if bench.deepspeed_here() else ())]
+        names += [
+            bench.ALONE,
+            *bench.PEERS.values(),
+            *(bench.DEEPSPEED if bench.deepspeed_here() else ()),
+        ]
     print(
         f"GPT of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
         f"{options.context} per rank, median of {options.rounds} interleaved rounds, "
         "one thread a rank"
     )
     for ranks in options.ranks:
-        seconds = bench.measure(names, workload, ranks)
-        print(f"\n{ranks} ranks{' ' * 24}ms per step   ratio (ours / theirs)")
+        times = bench.measure(names, workload, ranks)
+        heading = f"{ranks} ranks"
+        print(f"\n{heading:<30} ms per step  CPU ms, all ranks  ratio (ours / theirs)")
         for name in names:
-            print(_row(name, seconds, options.peers))
+            print(_row(name, times, options.peers))
     if options.peers and not bench.deepspeed_here():
         print("\nDeepSpeed is not installed, so it is not beside them.")
     return 0
@@ -49,11 +54,13 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"there is no folder for {options.figure}; make it first.")
 
 
-def _row(name: str, seconds: dict[str, list[float]], peers: bool) -> str:
-    row = f"  {name:<28} {1e3 * bench.median(seconds[name]):>10.1f}"
+def _row(name: str, times: dict[str, bench.Times], peers: bool) -> str:
+    wall, cpu = (1e3 * bench.median(t) for t in (times[name].seconds, times[name].cpu_seconds))
+    row = f"  {name:<28} {wall:>11.1f}  {cpu:>17.1f}"
     if peers and name in bench.PEERS:
         peer = bench.PEERS[name]
-        row += f"   {bench.median(bench.ratios(seconds, name, peer)):.2f} of {peer}"
+        ratio, floor = (bench.median(bench.ratios(times, n, peer)) for n in (name, bench.ALONE))
+        row += f"  {ratio:.2f} of {peer} ({floor:.2f} without communication)"
     return row
 
 
@@ -64,9 +71,9 @@ def _growth(options: argparse.Namespace) -> int:
         workload = bench.Workload(
             bench.about(1e6 * millions, options.context), options.batch, options.rounds, warmup=2
         )
-        seconds = bench.measure(list(bench.OURS), workload, ranks)
-        times = [round(1e3 * bench.median(seconds[name]), 1) for name in bench.OURS]
-        rows.append([round(workload.num_params / 1e6, 1), ranks, *times])
+        times = bench.measure(list(bench.OURS), workload, ranks)
+        walls = [round(1e3 * bench.median(times[name].seconds), 1) for name in bench.OURS]
+        rows.append([round(workload.num_params / 1e6, 1), ranks, *walls])
     for row in rows:
         print("".join(f"{cell!s:>15}" for cell in row))
     if options.figure:

@@ -19,6 +19,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from tqdm import tqdm
 
 from ddpz_lite.cli import UserError
+from ddpz_lite.cli.kernel import AsyncManager
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -84,6 +85,7 @@ def execute(
         notebook,
         timeout=timeout,
         kernel_name="python3",
+        kernel_manager_class=AsyncManager,
         record_timing=False,
         extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own local port
         resources={"metadata": {"path": str(path.parent)}},
@@ -97,6 +99,8 @@ def execute(
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as failure:
         error = _describe(failure, notebook)
     seconds = time.monotonic() - started
+    if write and error is None:
+        error = _stray(notebook)
     if write and error is None:
         nbformat.write(scrub(notebook), path)
     return Outcome(path.stem, len(_code_cells(notebook)), seconds, error)
@@ -135,6 +139,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _stray(notebook: nbformat.NotebookNode) -> str | None:
+    """What must not be stored: the first words on stderr, and their cell."""
+    for i, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream" and output.name == "stderr":
+                return f"cell {i} wrote to stderr, nothing was stored: {output.text.strip()[:200]}"
+    return None
 
 
 def _describe(failure: Exception, notebook: nbformat.NotebookNode) -> str:

@@ -149,8 +149,15 @@ def from_exception(rank: int, at: float, told: dict[str, Any]) -> Failure:
     elif told["type"] == "CannotSend":
         sentence = f"ended well, but {told['summary']}"
     else:
-        sentence = f"raised {told['summary'].splitlines()[0]}"
+        sentence = f"raised {_first_line(told['summary'])}"
     return Failure(rank, "raised", at, sentence, told["where"], told["traceback"], lost)
+
+
+def _first_line(summary: str) -> str:
+    """The first line of an exception, up to its last full stop if the text goes on below it."""
+    first, _, rest = summary.partition("\n")
+    stop = first.rfind(". ")
+    return first[: stop + 1] if rest and stop > 0 else first
 
 
 def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:

@@ -7,12 +7,14 @@ before any process is started.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 
@@ -22,10 +24,8 @@ class CannotSend(TypeError):
 
 def pack_call(fn: Callable, args: tuple, kwargs: dict) -> bytes:
     """The call as bytes. Raises CannotSend, naming what cannot travel."""
-    import cloudpickle
-
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        return _call_bytes((fn, args, kwargs))
     except Exception as error:
         path, value, reason = _culprit(fn, args, kwargs) or (f"{_name(fn)}()", fn, error)
         raise CannotSend(
@@ -60,6 +60,24 @@ def cell_sources() -> dict[str, tuple[str, list[str]]]:
     }
 
 
+def _call_bytes(value: Any) -> bytes:
+    """[Note: modules of another type] cloudpickle sends a submodule with a function that names both
+    the package and the submodule: `dist` and a global of the learner's called `config` bring
+    `torch.distributed.config`. It sends a module by name only if its type is exactly ModuleType;
+    torch's `config` modules have types of their own.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            is_imported = isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is obj
+            if is_imported and type(obj) is not ModuleType:
+                return importlib.import_module, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    return _dumped(Pickler, value)
+
+
 def _result_bytes(value: Any) -> bytes:
     import cloudpickle
     import torch
@@ -73,8 +91,12 @@ def _result_bytes(value: Any) -> bytes:
                 return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return super().reducer_override(obj)
 
+    return _dumped(Pickler, value)
+
+
+def _dumped(pickler: type[pickle.Pickler], value: Any) -> bytes:
     buffer = io.BytesIO()
-    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
@@ -91,13 +113,11 @@ def _culprit(
     fn: Callable, args: tuple, kwargs: dict, seen: frozenset[int] = frozenset()
 ) -> tuple[str, Any, Exception] | None:
     """The smallest named thing that fn(*args, **kwargs) needs and that cannot be pickled."""
-    import cloudpickle
-
     for path, value in _parts(fn, args, kwargs):
         if id(value) in seen:
             continue
         try:
-            cloudpickle.dumps(value)
+            _call_bytes(value)
         except Exception as error:
             helper = inspect.isfunction(value)
             return (_culprit(value, (), {}, seen | {id(fn)}) if helper else None) or (

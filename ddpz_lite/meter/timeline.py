@@ -77,6 +77,10 @@ class MemoryTimeline(TorchDispatchMode):
         self._in_backward = False
         state_tensors(model, optimizer)  # raises at once for a wrong argument
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels when a rank returns its timeline: the log, without the model."""
+        return {"_log": self._log}
+
     # ---- reading
 
     @property
@@ -134,7 +138,7 @@ class MemoryTimeline(TorchDispatchMode):
         self._undo = []
         self._classify()
         self.mark("end")
-        for block in self._live.values():
+        for block in list(self._live.values()):  # one may die meanwhile, and leave `_live`
             block.watch = None  # what dies from now on is not this step's doing
         self._live = {}
 
@@ -190,6 +194,7 @@ class MemoryTimeline(TorchDispatchMode):
         def gone(_: weakref.ref, block: _Block = block) -> None:
             if block.watch is not None and self._live.pop(address, None) is block:
                 self._record(block, -block.size)
+            block.watch = None
 
         block.watch = weakref.ref(storage, gone)
         self._live[address] = block

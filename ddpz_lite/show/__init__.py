@@ -3,10 +3,12 @@
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.held import memory
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
+from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
 from ddpz_lite.show.predictions import Prediction, predict
 from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wrong
 from ddpz_lite.show.ranks import timeline
+from ddpz_lite.show.ring import ring_steps
 from ddpz_lite.show.sent import traffic
 from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
 
@@ -29,9 +31,11 @@ __all__ = [
     "look",
     "memory",
     "options",
+    "ordering",
     "predict",
     "quiz",
     "right",
+    "ring_steps",
     "show_figure",
     "slider",
     "timeline",

@@ -79,12 +79,12 @@ def _areas(timeline: MemoryTimeline, title: str) -> None:
             handles.append(area)
             below = above
         peak_at = max(range(len(samples)), key=lambda i: below[i])
-        _notes(axes, timeline, times[peak_at], below[peak_at], in_bytes(timeline.peak))
         axes.set_xlim(0, times[-1])
         axes.set_ylim(0, below[peak_at] * 1.22)
         axes.set_xlabel("ms since the timeline was opened")
         axes.set_ylabel(unit_name)
         legend_above(axes, handles, kinds)
+        _notes(axes, timeline, times[peak_at], below[peak_at], in_bytes(timeline.peak))
     show_figure(fig, alt=_areas_alt(timeline, title), table=_areas_table(timeline, kinds))
 
 
@@ -92,21 +92,32 @@ def _notes(axes: Any, timeline: MemoryTimeline, at: float, height: float, text: 
     axes.plot([at], [height], marker="v", color=INK, markersize=7, linestyle="none", clip_on=False)
     last = axes.get_xlim()[1]
     side = "right" if at > 0.5 * last else "left"
-    axes.annotate(
+    peak = axes.annotate(
         f"peak {text}",
         (at, height),
         xytext=(-6 if side == "right" else 6, 7),
         textcoords="offset points",
         ha=side,
     )
-    for seconds, name in timeline.marks:
-        if name != "end":
-            axes.axvline(1e3 * seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-            axes.annotate(
-                name, (1e3 * seconds, 0.985), xycoords=("data", "axes fraction"), xytext=(3, 0),
-                textcoords="offset points", va="top", fontsize=8.5,
-                bbox={"facecolor": CARD, "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
-            )  # fmt: skip
+    _marks(axes, [mark for mark in timeline.marks if mark[1] != "end"], peak)
+
+
+def _marks(axes: Any, marks: list[tuple[float, str]], peak: Any) -> None:
+    """A line at each mark, and its name, so many lines down that it lies on no other label."""
+    axes.figure.draw_without_rendering()  # the layout decides how wide a millisecond is
+    measure = axes.figure.canvas.get_renderer()
+    boxes = [peak.get_window_extent(measure)]
+    for seconds, name in marks:
+        axes.axvline(1e3 * seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        label = axes.annotate(
+            name, (1e3 * seconds, 0.985), xycoords=("data", "axes fraction"), xytext=(3, 0),
+            textcoords="offset points", va="top", fontsize=8.5,
+            bbox={"facecolor": CARD, "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+        )  # fmt: skip
+        while any(label.get_window_extent(measure).overlaps(box) for box in boxes):
+            across, up = label.get_position()
+            label.set_position((across, up - 11))
+        boxes.append(label.get_window_extent(measure))
 
 
 def _areas_alt(timeline: MemoryTimeline, title: str) -> str:

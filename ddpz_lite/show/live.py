@@ -36,11 +36,16 @@ _LOOKS = (
     ".dz-live :focus-visible{outline:2px solid #0072B2;outline-offset:2px}"
 )
 # ipywidgets draws a slider without a name that a screen reader could say (the label beside it is
-# not tied to it). A <style> element runs this when it arrives: it names each handle by its label.
+# not tied to it). A <style> element runs this when it arrives: it names each handle, and the number
+# beside it that one can type, by its label.
+# It also keeps JupyterLab from taking the arrow keys of a drop-down list to move between cells.
 _NAME_THE_SLIDERS = (
-    "const box=this.closest('.dz-live');const name=()=>box.querySelectorAll('.widget-slider')"
-    ".forEach(s=>s.querySelector('.noUi-handle')?.setAttribute('aria-label',"
-    "s.querySelector('label').textContent));name();"
+    "const box=this.closest('.dz-live');const name=()=>{box.querySelectorAll('.widget-slider')"
+    ".forEach(s=>{const label=s.querySelector('label').textContent;"
+    "s.querySelector('.noUi-handle')?.setAttribute('aria-label',label);"
+    "const typed=s.querySelector('.widget-readout');typed?.setAttribute('role','textbox');"
+    "typed?.setAttribute('aria-label',label+' (number)')});"
+    "box.querySelectorAll('select').forEach(s=>s.dataset.lmSuppressShortcuts='true')};name();"
     "new MutationObserver(name).observe(box,{childList:true,subtree:true})"
 )
 

@@ -39,9 +39,9 @@ SERIES = (
     Look("#009E73", "...", "^"),  # bluish green
     Look("#CC79A7", "xxx", "D"),  # reddish purple
     Look("#56B4E9", "\\\\\\", "v"),  # sky blue
-    Look("#D55E00", "|||", "P"),  # vermilion
+    Look("#D55E00", "--", "P"),  # vermilion
     Look("#F0E442", "---", "X"),  # yellow
-    Look("#9A9A9A", "++", "*"),  # grey
+    Look("#9A9A9A", "oo", "*"),  # grey
 )
 IDLE = Look("#D9D9D0", "", "")
 

@@ -47,14 +47,16 @@ class Saver:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
 
     def save(self, step: int) -> None:
-        """Write folder/step-<step>; then remove what is older than the last two, and what a kill
-        left behind.
+        """Write folder/step-<step>; then remove what is older than it and the one before, and what
+        a kill left behind. Later ones, which this run could not load, stay.
         """
         folder, extra = Path(self.recipe.checkpoint), {"step": step, "text": self.fingerprint}
         extra["sampler"] = self.sampler.state_dict()
-        save_checkpoint(folder / f"step-{step:08d}", self.model, self.optimizer, **extra)
+        this = folder / f"step-{step:08d}"
+        save_checkpoint(this, self.model, self.optimizer, **extra)
         if Comm().rank == 0:
-            for old in set(folder.glob("step-[0-9]*/")) - set(complete(folder)[:KEPT]):
+            done = complete(folder)
+            for old in set(folder.glob("step-[0-9]*/")) - set(done[: done.index(this) + KEPT]):
                 shutil.rmtree(old)
 
     def resume(self, say: Callable[[str], None]) -> int:

@@ -18,8 +18,7 @@ in one rank's part:
 
 gloo cuts a tensor into 2N segments or more, whole elements each, so a length that does not divide
 by 2N leaves ranks with unequal shares; the formulas below follow it. Sources: gloo `allreduce.cc`,
-`reduce.cc`, `broadcast.cc`, `allgather.cc`, `barrier.cc`; NCCL ring: Patarasuk and Yuan 2009,
-section 3.
+`reduce.cc`, `broadcast.cc`, `allgather.cc`, `barrier.cc`; NCCL ring: Patarasuk and Yuan 2009.
 """
 
 from __future__ import annotations

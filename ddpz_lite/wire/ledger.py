@@ -99,6 +99,16 @@ class Ledger:
             group_seq=entry.group_seq,
         )
 
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Keep the time of the block."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic() - self.origin
+            self.spans.append(Span(self.rank, name, started - self.origin, ended))
+
 
 current: Ledger | None = None  # of this process, between attach and detach
 
@@ -110,12 +120,8 @@ def span(name: str) -> Iterator[None]:
 
     Outside a recorded job it does nothing.
     """
-    started = time.monotonic()
-    try:
+    if current is None:
         yield
-    finally:
-        if current is not None:
-            origin = current.origin
-            current.spans.append(
-                Span(current.rank, name, started - origin, time.monotonic() - origin)
-            )
+        return
+    with current.span(name):
+        yield

@@ -1,0 +1,68 @@
+"""Build the course as a static site: `make book`, or `python book/build.py --to FOLDER`.
+
+Notebooks are shown with the results that are stored in them. Nothing runs and nothing is fetched.
+
+Sphinx reads one folder, so the pages are gathered in one first: this folder's, `lessons/` and
+`exercises/`. Two things differ in the copies of notebooks: the title has the lesson's number, for
+the list beside the page, and code that JupyterLab keeps folded is folded here too.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {"book": ("*.md", "*.rst", "conf.py", "docstrings.py"), "lessons": ("*",)}
+PAGES["exercises"] = ("*.ipynb", "*.md")
+
+
+def gather(source: Path) -> None:
+    """Copy the pages to the folder `source`, those of book/ to its top."""
+    for folder, patterns in PAGES.items():
+        into = source if folder == "book" else source / folder
+        into.mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in patterns for path in (ROOT / folder).glob(pattern)):
+            if path.suffix == ".ipynb":
+                notebook = json.loads(path.read_text(encoding="utf-8"))
+                adapt(notebook, path.name[:2])
+                (into / path.name).write_text(json.dumps(notebook), encoding="utf-8")
+            elif path.is_file():
+                shutil.copy(path, into)
+
+
+def adapt(notebook: dict, number: str) -> None:
+    """Number the title of a notebook, and mark the cells whose code is folded."""
+    first = notebook["cells"][0]
+    text = "".join(first["source"])
+    if not text.startswith("# "):
+        raise ValueError(f"book: notebook {number} should begin with its title, not {text[:40]!r}")
+    first["source"] = f"# {number} {text.removeprefix('# ')}"
+    for cell in notebook["cells"]:
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"].setdefault("tags", []).append("hide-input")
+
+
+def build(to: Path) -> int:
+    """Write the site to the folder `to`/html; returns 0 if there was nothing to complain about."""
+    os.environ["DDPZ_WARM"] = "0"  # the library is read for its docstrings, and starts no process
+    source, pages = to / "source", to / "html"
+    for folder in (source, pages):
+        shutil.rmtree(folder, ignore_errors=True)
+    gather(source)
+    # A warning is an error, for every warning here is a reader's dead end.
+    words = ["--quiet", "--fail-on-warning", "--builder=html", f"--doctree-dir={to / 'doctrees'}"]
+    status = build_main([*words, "--fresh-env", str(source), str(pages)])
+    if status == 0:
+        print(f"book: open {pages / 'index.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Build the course as a static site.")
+    parser.add_argument("--to", type=Path, default=ROOT / "build/book", help="build/book")
+    sys.exit(build(parser.parse_args().to))

@@ -1,0 +1,35 @@
+"""Kernels for notebooks that run without a browser: reached over files, not over ports.
+
+Jupyter draws a kernel's five free ports and then starts it, which takes a second. In that second
+another program may take one of them, and four ranks that connect to each other take dozens. The
+kernel that finds the port of its output taken neither answers nor ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager, KernelManager
+
+
+class _OverFiles:
+    """A kernel manager whose sockets are files of its own folder (Unix; ports on Windows)."""
+
+    def __init__(self, **options: Any) -> None:
+        if os.name == "posix":
+            folder = tempfile.mkdtemp(prefix="ddpz-kernel-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            options |= {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}
+        super().__init__(**options)
+
+
+class BlockingManager(_OverFiles, KernelManager):
+    """For nbval and for tests."""
+
+
+class AsyncManager(_OverFiles, AsyncKernelManager):
+    """For nbclient."""

@@ -1,0 +1,48 @@
+"""`ddpz progress`: what of the exercises is solved."""
+
+from __future__ import annotations
+
+from ddpz_lite.cli import UserError
+from ddpz_lite.grade.progress import Mark, Progress
+from ddpz_lite.grade.task import LESSONS, Task, tasks
+
+BAR = 10  # characters
+
+
+def run() -> int:
+    """Print the table over all tasks."""
+    try:
+        progress = Progress.load()
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    print(table([task for lesson in LESSONS for task in tasks(lesson)], progress))
+    return 0
+
+
+def table(there: list[Task], progress: Progress) -> str:
+    """A line per task: a bar, points, hints asked for; and the sum."""
+    marks = {task.id: progress.marks.get(task.id, Mark()) for task in there}
+    if not any(mark.tries or mark.points for mark in marks.values()):
+        first = there[0]
+        return (
+            f"Nothing is solved yet: {len(there)} tasks are waiting. The first is {first.id}, "
+            f"about {first.minutes} minutes, in exercises/; lesson {first.lesson} leads to it."
+        )
+    width = max(len(task.id) for task in there)
+    rows = [f"{'task':<{width}}  {'':<{BAR}}  points    hints"]
+    for task in there:
+        mark = marks[task.id]
+        hints = f"{mark.hints} of {len(task.hints)}" if mark.hints else ""
+        points = min(mark.points, task.points)
+        rows.append(f"{_row(task.id, width, points, task.points)}  {hints}".rstrip())
+    points = sum(min(marks[task.id].points, task.points) for task in there)
+    solved = sum(marks[task.id].points >= task.points for task in there)
+    rows.append(_row("sum", width, points, sum(task.points for task in there)).rstrip())
+    rows.append(f"{solved} of {len(there)} tasks solved")
+    return "\n".join(rows)
+
+
+def _row(name: str, width: int, points: int, out_of: int) -> str:
+    full = BAR * points // out_of
+    bar = "█" * full + "░" * (BAR - full)
+    return f"{name:<{width}}  {bar}  {points:>3} of {out_of:<3}"

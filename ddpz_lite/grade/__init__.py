@@ -1,0 +1,17 @@
+"""Exercises: what is asked, what an answer did, and what that is worth.
+
+One rule holds the room together: the process that runs an answer returns data, never verdicts; who
+gives the verdict never runs an answer.
+
+task       what a task is: cases, aspects, points, hints
+jobs       what runs beside an answer, in its process, and returns data
+judges     what never meets an answer: the tasks, their references, and the sentences
+data       tensors and numbers over the boundary, and nothing else
+compare    two tensors, and one sentence on how they differ
+score      from what was observed to points
+run        cases on ranks of this machine, for the one who learns
+check      `check("03.weighted_mean", weighted_mean)` in a notebook
+progress   what a learner has solved, from day to day
+notebooks  exercises/ from solutions/
+grader     what others hand in: run in a sandbox, judged outside of it
+"""

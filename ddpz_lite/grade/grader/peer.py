@@ -1,0 +1,118 @@
+"""What the broker knows of a rank, of a process group and of what is under way."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...wire import Record, Span
+from ...wire.shaping import Link
+from .frames import Inbox
+from .perform import Gathering
+
+WHERE = re.compile(r"(?:cell )?[\w.-]{1,60}:\d{1,6}|\?")
+
+
+@dataclass
+class Entry:
+    """A record in the making."""
+
+    op: str
+    dtype: str
+    elements: int
+    sent: int
+    started: float
+    where: str
+    group: tuple[int, ...]
+    peer: int | None
+    number: int | None
+    finished: float | None = None
+
+
+@dataclass
+class Message:
+    """One end of a send or recv, waiting for the other."""
+
+    rank: int
+    number: int  # the rank's own, for the answer
+    nbytes: int
+    body: bytes | bytearray
+    peer: int  # global; -1: anyone
+    arrival: float
+    where: str
+    entry: Entry
+    booked: float = 0.0
+
+
+@dataclass
+class Group:
+    """A process group: its members as global ranks, and what is under way in it."""
+
+    index: int  # in the watch
+    ranks: tuple[int, ...]
+    gatherings: dict[int, Gathering] = field(default_factory=lambda: defaultdict(Gathering))
+    sends: dict[tuple, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    receives: dict[tuple, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+
+
+@dataclass
+class Peer:
+    """One rank, as the broker knows it."""
+
+    rank: int
+    inbox: Inbox
+    leash: socket.socket
+    output: socket.socket
+    link: Link = field(default_factory=Link)
+    phase: str = "starting"  # "running", "returned", "raised", "ended"
+    pid: int | None = None
+    keeper: int | None = None
+    status: int | None = None
+    cell: int | None = None
+    where: str = "?"
+    printed: bytes = b""
+    result: bytes | None = None
+    entries: list[Entry] = field(default_factory=list)
+    open: dict[int, dict[str, Any]] = field(default_factory=dict)  # calls by number: where it is
+    waits: int | None = None  # for which of them
+    spans: list[Span] = field(default_factory=list)
+    begun: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    out: deque[memoryview] = field(default_factory=deque)
+    coming: int = 0  # bytes of answers to it: in `out`, or kept back by a slower network
+    held: int = 0  # bytes sent by it that others have not taken, and its result
+    frames: int = 0
+    asked: bool = False
+    here: bool = True  # its socket is open
+    leashed: bool = True  # its keeper has not said the last word
+
+    @property
+    def done(self) -> bool:
+        return self.phase in ("returned", "raised", "ended")
+
+
+def records(peer: Peer) -> list[Record]:
+    return [
+        Record(
+            rank=peer.rank,
+            seq=seq,
+            op=e.op,
+            dtype=e.dtype,
+            elements=e.elements,
+            bytes_sent=e.sent,
+            started=e.started,
+            finished=e.finished,
+            where=e.where,
+            group=e.group,
+            peer=e.peer,
+            group_seq=e.number,
+        )
+        for seq, e in enumerate(peer.entries)
+    ]
+
+
+def place(where: Any) -> str:
+    """A rank's word for a line of code, if it looks like one."""
+    return where if isinstance(where, str) and WHERE.fullmatch(where) else "?"

@@ -1,0 +1,73 @@
+"""What a learner has solved, kept from day to day in one small file of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Mark:
+    """What is known of one task: the most points it had, out of how many, and hints asked for."""
+
+    points: int = 0
+    out_of: int = 0
+    hints: int = 0
+    tries: int = 0
+
+
+@dataclass
+class Progress:
+    """The marks of all tasks. `path` is where they are kept."""
+
+    path: Path
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Progress:
+        """The progress kept at `path` (by default the learner's own); empty if there is none.
+
+        Raises ValueError, and changes nothing, where the file is not one of ours.
+        """
+        path = path or home() / "progress.json"
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return cls(path, {task: Mark(**mark) for task, mark in kept.items()})
+        except FileNotFoundError:
+            return cls(path)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not hold the progress of exercises ({error}). "
+                "Move it away, and a new one begins."
+            ) from None
+
+    def of(self, task: str) -> Mark:
+        return self.marks.setdefault(task, Mark())
+
+    def save(self) -> None:
+        """Write the file whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(
+            {task: asdict(mark) for task, mark in sorted(self.marks.items())}, indent=1
+        )
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(name, self.path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+
+
+def home() -> Path:
+    """The folder for what the course keeps of a learner: $DDPZ_HOME, or the system's place."""
+    if own := os.environ.get("DDPZ_HOME"):
+        return Path(own)
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "ddpz-lite"

@@ -1,0 +1,140 @@
+"""What a task is, and what is seen of an answer to it.
+
+A task draws cases. Each case runs the answer once, on as many ranks as it says, beside a job
+that hands it its inputs and returns data (`grade.jobs`). What came back and what the wire saw is an
+`Observed`. Aspects judge it (`grade.judges`): each looks at one property and gives a sentence where
+the property is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..wire import Network, Record, Span
+
+LESSONS = ("01", "02", "03", "05", "08", "09", "10", "11")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of an answer.
+
+    inputs   for each rank, the keyword arguments of the job: data only, see `grade.data`. A rank
+             is sent its own and no other's.
+    kind     which aspects look at this case, see `Aspect.on`
+    network  a slower network, for what is judged by a timeline
+    timeout  seconds until an answer that is stuck is ended
+    """
+
+    says: str  # "3 ranks with 2, 5 and 1 samples": how sentences name this case
+    inputs: Sequence[dict[str, Any]]  # one per rank
+    kind: str = ""
+    network: Network | None = None
+    timeout: float = 10.0
+
+    @property
+    def world(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What an answer did in one case.
+
+    outcome: "ok", or how it ended: "unsolved" (the stub), "raised", "stuck", "mismatch", "died",
+    "refused". Where it is not "ok", `sentence` says what happened and data, ledger may be partial.
+    """
+
+    case: Case
+    outcome: str
+    sentence: str = ""
+    data: Sequence[Any] = ()  # by rank: what the job returned
+    ledger: Sequence[Record] = ()
+    spans: Sequence[Span] = ()
+
+    def span(self, rank: int, name: str) -> Span:
+        """The stretch of time that the job named, on this rank; the last one of that name."""
+        return [s for s in self.spans if s.rank == rank and s.name == name][-1]
+
+    def calls(self, rank: int, during: str | None = None) -> list[Record]:
+        """What this rank asked of the network, in order; during: only what it issued in a span."""
+        records = [r for r in self.ledger if r.rank == rank]
+        if during is None:
+            return records
+        named = [s for s in self.spans if s.rank == rank and s.name == during]
+        return [r for r in records if any(s.started <= r.started <= s.finished for s in named)]
+
+    def sent(self, rank: int, during: str | None = None, op: str | None = None) -> int:
+        """Bytes that this rank sent."""
+        return sum(r.bytes_sent for r in self.calls(rank, during) if op in (None, r.op))
+
+    def ops(self, rank: int, during: str | None = None) -> list[str]:
+        """The names of this rank's calls, in order: ["all_reduce", "send"]."""
+        return [r.op for r in self.calls(rank, during)]
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One property of an answer.
+
+    judge   (Observed) -> None where the property holds, else the sentence that says what is wrong.
+            It may trust that the outcome is "ok", and nothing about the data: an answer can
+            return anything.
+    on      kinds of cases that it looks at; empty: all
+    An aspect after a task's first counts only where the first passed: without the right result its
+    cost proves nothing.
+    """
+
+    says: str  # "one collective per step"
+    points: int
+    judge: Callable[[Observed], str | None]
+    on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of an exercise.
+
+    cases draws its inputs from the generator, so that a seed gives the same cases again.
+    """
+
+    id: str  # "03.weighted_mean"
+    title: str  # "A mean that counts every sample once"
+    answer: str  # the name that the learner defines: "weighted_mean"
+    job: str  # the function of `grade.jobs` that runs it: "lesson03.weighted_mean"
+    minutes: int
+    cases: Callable[[torch.Generator], list[Case]]
+    aspects: tuple[Aspect, ...]
+    hints: tuple[str, str, str]  # a question, a nudge, a sketch
+    debrief: str  # shown after success: what production does differently
+    uses_own: bool = True  # ready-made strategies are refused while it runs; see `jobs.guard`
+
+    @property
+    def lesson(self) -> str:
+        return self.id.partition(".")[0]
+
+    @property
+    def points(self) -> int:
+        return sum(aspect.points for aspect in self.aspects)
+
+
+def tasks(lesson: str) -> list[Task]:
+    """The tasks of a lesson, in order. Raises KeyError for a lesson without tasks."""
+    if lesson not in LESSONS:
+        raise KeyError(f"lesson {lesson!r} has no tasks; these have: {', '.join(LESSONS)}")
+    return list(importlib.import_module(f"{__package__}.judges.lesson{lesson}").TASKS)
+
+
+def find(task_id: str) -> Task:
+    """The task of that name. Raises KeyError that lists the lesson's tasks."""
+    lesson = task_id.partition(".")[0]
+    found = {task.id: task for task in tasks(lesson)}
+    if task_id not in found:
+        raise KeyError(f"there is no task {task_id!r}; lesson {lesson} has {', '.join(found)}")
+    return found[task_id]

@@ -1,0 +1,24 @@
+"""Wrong answers that people really give, and the sentence that each must hear.
+
+lessonNN.py has WRONG: task id -> list of Wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong answer to a task.
+
+    name    what the mistake is, in a few words
+    source  the answer cell with the mistake; the exercise's given cells run before it
+    says    part of the sentence that it must receive, its own among the task's
+    loses   the aspects (their `says`) that must fail; by default the task's first
+    """
+
+    name: str
+    source: str
+    says: str
+    loses: tuple[str, ...] = ()

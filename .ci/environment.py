@@ -168,6 +168,8 @@ def make_environment(torch=None):
     say(f"installing the {count} packages of requirements.lock (the first time takes minutes)")
     install(torch, changed=stamp.get("torch", torch) != torch)
     report_build(torch)
+    fonts = "import matplotlib.font_manager"  # it lists the machine's fonts once, which takes time
+    run(PYTHON, "-c", fonts, quiet=True)
     overrides = VENV / "share/jupyter/lab/settings/overrides.json"
     overrides.parent.mkdir(parents=True, exist_ok=True)
     overrides.write_text(json.dumps(LAB_SETTINGS, indent=2) + "\n")

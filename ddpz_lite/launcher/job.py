@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 TICK = 0.05  # seconds between two looks at the board
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
-GRACE_CONSEQUENCE = 0.5  # seconds to wait for the cause when only its consequences are known
+GRACE_CONSEQUENCE = 2.0  # seconds to wait for the cause when only its consequences are known
 LEAVE = 5.0  # seconds for ranks to end by themselves when all have returned
 
 
@@ -207,7 +207,8 @@ class Job:
             if not self.stacks_fresh:
                 self._ask_for_stacks()
             root = root_cause(self.failures)
-            if now > self.failures[0].at + (GRACE_CONSEQUENCE if root.consequence else GRACE):
+            grace = GRACE_CONSEQUENCE if root.consequence else GRACE
+            if self._all_heard() or now > self.failures[0].at + grace:
                 self._fail(root)
         elif not self.started:
             if now > self.began + START_DEADLINE:
@@ -227,8 +228,14 @@ class Job:
         """Have every living rank write its stack into the job's folder; a hung one can."""
         self.ranks.ask_for_stacks()
         deadline = time.monotonic() + GRACE
-        self._until(lambda: time.monotonic() > deadline)
+        self._until(lambda: self._all_heard() or time.monotonic() > deadline)
         self.stacks_fresh = True
+
+    def _all_heard(self) -> bool:
+        """Whether every rank has returned or failed."""
+        return len({failure.rank for failure in self.failures} | set(self.results)) == (
+            self.world_size
+        )
 
     def _fail_stalled(self, stall: Stall) -> None:
         """Ranks wait for what can never come."""

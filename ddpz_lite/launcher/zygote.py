@@ -262,6 +262,7 @@ def main() -> None:
     for module in PRELOAD:
         importlib.import_module(module)
     Zygote(requests).serve()
+    os._exit(0)  # there is nothing to save, and to unload torch takes a second
 
 
 if __name__ == "__main__":

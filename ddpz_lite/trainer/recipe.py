@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+MOST = 2**31 - 1  # of any whole number, so that sums and products of two fit 64 bits
+
 
 def _option(
     section: str,
@@ -75,6 +77,8 @@ class Recipe:
             flag = flag_of(option.name)
             if about["at_least"] is not None and not about["at_least"] <= value < float("inf"):
                 raise ValueError(f"{flag} must be at least {about['at_least']}, got {value}")
+            if about["kind"] is int and value > MOST:
+                raise ValueError(f"{flag} must be at most {MOST}, got {value}")
             if about["choices"] and value not in about["choices"]:
                 allowed = ", ".join(map(str, about["choices"]))
                 raise ValueError(f"{flag} must be one of {allowed}, got {value!r}")

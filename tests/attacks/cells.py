@@ -559,7 +559,8 @@ forged(
     """
 head = {"kind": "call", "group": "0", "op": "all_reduce", "dtype": "float32", "elements": 1, "reduce": "sum",
         "root": None, "parts": [1], "says": "", "id": 1, "where": "?"}
-for _ in range(3): line.send(head, bytes(4))""",
+text = json.dumps(head).encode()
+raw(3 * (struct.pack("<IQ", len(text), 4) + text + bytes(4)))  # at once: none is answered before""",
 )
 forged(
     "numbers that make no sense",

@@ -279,7 +279,7 @@ BUCKETS = Task(
 
 # -- 05.overlap ------------------------------------------------------------------------------------
 
-SECONDS = 0.05  # of computing before each gradient, and of latency for each message
+SECONDS = 0.1  # of computing before each gradient, and of latency for each message
 LEAST = 0.5  # of the communication must run while backward computes
 
 

@@ -15,6 +15,8 @@ from queue import Empty
 
 import pytest
 
+pytest_plugins = ["ddpz_lite.cli.kernel"]  # kernels draw no ports
+
 OURS = ("lessons", "solutions")
 # Tags and comments by which a notebook tells nbval to look away.
 EXCUSES = ("skip", "check_exception")
@@ -34,17 +36,6 @@ def is_ours(item: pytest.Item) -> bool:
         return False
     inside = Path(item.path).resolve().relative_to(item.config.rootpath.resolve())
     return inside.parts[0] in OURS
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The kernel, which the first cell of a notebook starts, draws no ports."""
-    if type(item).__name__ == "IPyNbCell":
-        import nbval.kernel
-
-        from ddpz_lite.cli.kernel import BlockingManager
-
-        nbval.kernel.KernelManager = BlockingManager
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -24,8 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 NOTEBOOKS = sorted([*ROOT.glob("lessons/*.ipynb"), *ROOT.glob("exercises/*.ipynb")])
 
-pytestmark = pytest.mark.timeout(300)  # a build takes 12 s of one core
-
 
 # ---- the page about the library ----
 

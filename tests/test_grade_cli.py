@@ -185,7 +185,6 @@ def test_help_shows_an_example(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_class_gets_the_points_that_its_answers_are_worth(class_of, course):
     """Real ranks, and the same points in a second run that grades anew with the same seed."""
     wrong = {w.name: w.source for w in trying.variants("03.weighted_mean")}

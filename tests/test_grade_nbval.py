@@ -385,7 +385,6 @@ def test_an_interrupt_ends_the_run_at_once(run):
 
 @pytest.mark.slow
 @sandboxed
-@pytest.mark.timeout(300)
 def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
     small = Limits(memory=512 << 20, cell=1.0, patience=3.0)
     monkeypatch.setattr(command, "Limits", lambda patience: small)

@@ -80,7 +80,6 @@ def numbers(output: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(250)  # two commands
 def test_twenty_kills_under_torchrun_change_nothing(tmp_path):
     """An attempt is killed before its second save on average, so 21 saves outlast 20 kills."""
     recipe = recipe_of(tmp_path, steps=EVERY * (KILLS + 1), stage=3, validate=0, sample=0)

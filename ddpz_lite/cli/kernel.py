@@ -3,6 +3,8 @@
 Jupyter draws a kernel's five free ports and then starts it, which takes a second. In that second
 another program may take one of them, and four ranks that connect to each other take dozens. The
 kernel that finds the port of its output taken neither answers nor ends.
+
+This file is also a plugin of pytest (`-p ddpz_lite.cli.kernel`), for nbval.
 """
 
 from __future__ import annotations
@@ -33,3 +35,11 @@ class BlockingManager(_OverFiles, KernelManager):
 
 class AsyncManager(_OverFiles, AsyncKernelManager):
     """For nbclient."""
+
+
+def pytest_runtest_setup(item: Any) -> None:
+    """Called before nbval starts a notebook's kernel, which it does for the first cell."""
+    if type(item).__name__ == "IPyNbCell":
+        import nbval.kernel
+
+        nbval.kernel.KernelManager = BlockingManager

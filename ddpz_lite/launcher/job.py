@@ -233,9 +233,8 @@ class Job:
 
     def _all_heard(self) -> bool:
         """Whether every rank has returned or failed."""
-        return len({failure.rank for failure in self.failures} | set(self.results)) == (
-            self.world_size
-        )
+        spoke = {failure.rank for failure in self.failures} | self.results.keys()
+        return len(spoke) == self.world_size
 
     def _fail_stalled(self, stall: Stall) -> None:
         """Ranks wait for what can never come."""

@@ -1,4 +1,4 @@
-"""What runs nbval in a sandbox: starts pytest there, and is a plugin of it. Decides nothing.
+"""What runs nbval in a sandbox: starts pytest there, and sends its report. Decides nothing.
 
 An answer shares this sandbox and can change all of it. What is sent back is the report as it lies
 there, whoever wrote it.
@@ -19,7 +19,7 @@ from .frames import Channel
 PYTEST = [
     *("-m", "pytest", "--nbval-lax", "--nbval-current-env", "--color=no", "--noconftest"),
     *("-c", "/dev/null", "--rootdir=/tmp", "-p", "no:cacheprovider"),
-    *("-p", "nbval.plugin", "-p", "ddpz_lite.grade.grader.nbval_inside"),
+    *("-p", "nbval.plugin", "-p", "ddpz_lite.cli.kernel"),
 ]
 
 
@@ -48,12 +48,3 @@ def _content(report: Path, most: int) -> bytes:
             return file.read(most + 1)
     except OSError:
         return b""
-
-
-def pytest_runtest_setup() -> None:
-    """The kernel, which the first cell starts, is reached over files: it needs no ports."""
-    import nbval.kernel
-
-    from ddpz_lite.cli.kernel import BlockingManager
-
-    nbval.kernel.KernelManager = BlockingManager

@@ -17,7 +17,7 @@ from pathlib import Path
 from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"book": ("*.md", "*.rst", "conf.py", "docstrings.py"), "lessons": ("*",)}
+PAGES = {"book": ("*.md", "*.rst", "*.png", "conf.py", "docstrings.py"), "lessons": ("*",)}
 PAGES["exercises"] = ("*.ipynb", "*.md")
 
 

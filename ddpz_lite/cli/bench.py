@@ -84,6 +84,8 @@ def _growth(options: argparse.Namespace) -> int:
 
 def _figure(rows: list[list]) -> bytes:
     """Step time against parameters (2 ranks) and against ranks (10 M), both axes logarithmic."""
+    from matplotlib.ticker import LogFormatter
+
     from ddpz_lite import show
     from ddpz_lite.show.page import png
 
@@ -101,5 +103,8 @@ def _figure(rows: list[list]) -> bytes:
         left.set_title("2 ranks")
         right.set(yscale="log", xlabel="ranks", xticks=[row[1] for row in worlds])
         right.set_title(f"{worlds[0][0]:g} M parameters")
+        for axis in (left.xaxis, left.yaxis, right.yaxis):
+            axis.set_major_formatter(LogFormatter())  # 100, not a power of ten
+            axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
         left.legend()
     return png(fig)

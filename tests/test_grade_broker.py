@@ -13,6 +13,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import small_course
 import torch
 from grade_cases import TASK, by_broker, by_launch, case, returned
 
@@ -182,20 +183,9 @@ def same(mine, theirs, bitwise: bool) -> None:
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-ANSWER = """
-def weighted_mean(gradients, samples):
-    flat = torch.cat([g.reshape(-1) for g in gradients] + [torch.ones(1)]) * samples
-    dist.all_reduce(flat)
-    at = 0
-    for g in gradients:
-        g.copy_((flat / flat[-1])[at:at + g.numel()].view(g.shape))
-        at += g.numel()
-"""
-
-
 def test_a_right_answer_has_all_points():
     given = ("given", "import torch\nimport torch.distributed as dist\n")
-    cells = [given, ("weighted_mean-answer", ANSWER)]
+    cells = [given, ("weighted_mean-answer", small_course.SOLVED)]
     verdict = score(TASK, observe_in_sandbox(TASK, cells, draw(TASK), sandboxed=SANDBOXED))
     assert verdict.points == verdict.out_of, verdict
 

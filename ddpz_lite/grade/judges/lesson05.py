@@ -159,14 +159,18 @@ def _ready_order(seen: Observed) -> list[int]:
     return order
 
 
+def _outside(seen: Observed, rank: int) -> str | None:
+    if len(seen.calls(rank, "backward")) < len(seen.calls(rank)):
+        return f"Rank {rank} makes calls outside of backward. The hooks do the work."
+    return None
+
+
 def _hooks_calls(seen: Observed) -> str | None:
     wanted = _ready_order(seen) * len(seen.case.inputs[0]["x"])
     for rank in range(seen.case.world):
-        calls = seen.calls(rank)
-        during = seen.calls(rank, "backward")
-        if len(during) < len(calls):
-            return f"Rank {rank} called {calls[0].op} outside of backward. The hooks do the work."
-        sizes = [call.elements for call in during]
+        if wrong := _outside(seen, rank):
+            return wrong
+        sizes = [call.elements for call in seen.calls(rank)]
         if sizes == wanted:
             continue
         if sum(sizes) > sum(wanted):
@@ -229,11 +233,9 @@ def _bucket_calls(seen: Observed) -> str | None:
     once = _bucket_sizes(seen)
     wanted = once * len(seen.case.inputs[0]["x"])
     for rank in range(seen.case.world):
-        calls = seen.calls(rank)
-        during = seen.calls(rank, "backward")
-        if len(during) < len(calls):
-            return f"Rank {rank} called {calls[-1].op} outside of backward. The hooks do the work."
-        sizes = [call.elements for call in during]
+        if wrong := _outside(seen, rank):
+            return wrong
+        sizes = [call.elements for call in seen.calls(rank)]
         if sizes == wanted:
             continue
         if len(sizes) > len(wanted):

@@ -25,12 +25,12 @@ _HOMES = {
         "wire": ("Network", "CollectiveMismatch", "span"),
         "meter": ("memory", "MemoryTimeline"),
         "placement": ("zero_memory",),
-        "parallel": ("parallelize",),
-        "ddp": ("DDP",),
-        "zero1": ("ZeRO1",),
-        "zero2": ("ZeRO2",),
-        "zero3": ("ZeRO3",),
-        "checkpoint": (
+        "strategies.parallelize": ("parallelize",),
+        "strategies.ddp": ("DDP",),
+        "strategies.zero1": ("ZeRO1",),
+        "strategies.zero2": ("ZeRO2",),
+        "strategies.zero3": ("ZeRO3",),
+        "strategies.checkpoint": (
             "save_checkpoint",
             "load_checkpoint",
             "full_state_dict",

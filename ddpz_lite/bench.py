@@ -25,7 +25,7 @@ from torch import nn
 
 from .launcher import device, launch
 from .model import GPT, GPTConfig, next_token_loss
-from .parallel import parallelize
+from .strategies.parallelize import parallelize
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 OURS = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}

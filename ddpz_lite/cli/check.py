@@ -18,7 +18,7 @@ from ddpz_lite.cli import UserError, course
 from ddpz_lite.cli.kernel import AsyncManager
 from ddpz_lite.cli.lessons import ANSI
 from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.task import LESSONS, Task, tasks
+from ddpz_lite.grade.task import Task, lessons, tasks
 
 POINTS = re.compile(r"^(\S+) +(\d+) of \d+ points$", re.M)
 FAILED = re.compile(r"^  FAIL  (.*?):$", re.M)
@@ -59,8 +59,8 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def _find(lesson: str, folder: str | None) -> Path:
-    if lesson not in LESSONS:
-        raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(LESSONS)}.")
+    if lesson not in lessons():
+        raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")
     place = Path(folder) if folder else course("exercises")
     found = sorted(place.glob(f"{lesson}_*.ipynb"))
     if not found:

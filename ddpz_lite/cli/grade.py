@@ -12,15 +12,15 @@ from pathlib import Path
 
 from ddpz_lite.cli import UserError, course
 from ddpz_lite.cli.machine import cores
-from ddpz_lite.grade.grader import batch, formats, nbval, report, similarity
-from ddpz_lite.grade.grader.batch import Failure, Grade, Terms
-from ddpz_lite.grade.grader.hidden import BadHidden, More, load
-from ddpz_lite.grade.grader.intake import Refusal, Submission, take
-from ddpz_lite.grade.grader.limits import Limits
-from ddpz_lite.grade.grader.merge import Pristine, pristine
-from ddpz_lite.grade.grader.observe import Grounds, observe_in_sandbox, probe
 from ddpz_lite.grade.notebooks import Malformed
 from ddpz_lite.grade.task import Task
+from ddpz_lite.grader import batch, formats, nbval, report, similarity
+from ddpz_lite.grader.arena.observe import Grounds, observe_in_sandbox, probe
+from ddpz_lite.grader.batch import Failure, Grade, Terms
+from ddpz_lite.grader.hidden import BadHidden, More, load
+from ddpz_lite.grader.intake import Refusal, Submission, take
+from ddpz_lite.grader.merge import Pristine, pristine
+from ddpz_lite.grader.sandbox.limits import Limits
 
 PATIENCE = 2.0  # times a case's timeout: many ranks share this machine
 

@@ -123,7 +123,7 @@ def fork_server() -> Probe:
 
 def sandbox() -> Probe:
     """Enter the sandbox in which `ddpz grade` runs a stranger's code, and leave it."""
-    from ddpz_lite.grade.grader import probe
+    from ddpz_lite.grader import probe
 
     found = probe()
     return Probe(found.ok, found.why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpz_lite.cli import UserError
 from ddpz_lite.grade.progress import Mark, Progress
-from ddpz_lite.grade.task import LESSONS, Task, tasks
+from ddpz_lite.grade.task import Task, lessons, tasks
 
 BAR = 10  # characters
 
@@ -15,7 +15,7 @@ def run() -> int:
         progress = Progress.load()
     except ValueError as error:
         raise UserError(str(error)) from None
-    print(table([task for lesson in LESSONS for task in tasks(lesson)], progress))
+    print(table([task for lesson in lessons() for task in tasks(lesson)], progress))
     return 0
 
 

@@ -28,7 +28,7 @@ import nbformat
 
 from .check import told
 from .score import Finding, Verdict
-from .task import LESSONS, Task, tasks
+from .task import Task, lessons, tasks
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 STUB = "raise NotImplementedError"
@@ -150,10 +150,10 @@ def complaints(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     """What is wrong with a master of that name, the first things first."""
     about = notebook.metadata.get("ddpz", {})
     lesson = about.get("exercise")
-    if lesson not in LESSONS or not name.startswith(f"{lesson}_"):
+    if lesson not in lessons() or not name.startswith(f"{lesson}_"):
         yield (
             f'the notebook\'s metadata `ddpz` says exercise {lesson!r}; expected is "NN" of the '
-            f"file's name, one of {', '.join(LESSONS)}"
+            f"file's name, one of {', '.join(lessons())}"
         )
         return
     there = {task.id: task for task in tasks(lesson)}

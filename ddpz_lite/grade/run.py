@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from ..launcher import CannotSend, RankFailed, launch
-from . import data, jobs
+from . import data
+from . import job as jobs
 from .chance import generator
 from .task import Case, Observed, Task
 

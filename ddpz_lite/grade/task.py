@@ -9,6 +9,7 @@ the property is missing.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..wire import Network, Record, Span
 
-LESSONS = ("01", "02", "03", "05", "08", "09", "10", "11")
+TASKS = f"{__package__.rpartition('.')[0]}.tasks"  # the room of the tasks, a folder a lesson
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,18 @@ class Task:
         return sum(aspect.points for aspect in self.aspects)
 
 
+def lessons() -> list[str]:
+    """The numbers of the lessons that have tasks, as their folders say: ["01", "02"]."""
+    folder = importlib.import_module(TASKS).__path__
+    names = [module.name for module in pkgutil.iter_modules(folder)]
+    return sorted(name.removeprefix("lesson") for name in names if name.startswith("lesson"))
+
+
 def tasks(lesson: str) -> list[Task]:
     """The tasks of a lesson, in order. Raises KeyError for a lesson without tasks."""
-    if lesson not in LESSONS:
-        raise KeyError(f"lesson {lesson!r} has no tasks; these have: {', '.join(LESSONS)}")
-    return list(importlib.import_module(f"{__package__}.judges.lesson{lesson}").TASKS)
+    if lesson not in lessons():
+        raise KeyError(f"lesson {lesson!r} has no tasks; these have: {', '.join(lessons())}")
+    return list(importlib.import_module(f"{TASKS}.lesson{lesson}.judge").TASKS)
 
 
 def find(task_id: str) -> Task:

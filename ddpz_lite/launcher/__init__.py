@@ -65,7 +65,7 @@ def launch(
     function cannot travel, ValueError or TypeError for arguments that make no sense. In every case
     all processes of the job are gone.
     """
-    from ..wire import callsite
+    from .. import callsite
     from .job import Job
 
     kwargs = {} if kwargs is None else kwargs

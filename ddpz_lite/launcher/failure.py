@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from ..wire import callsite
+from .. import callsite
 from .rank import SETUP
 
 PEER_LOST = re.compile(

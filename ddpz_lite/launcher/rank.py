@@ -25,7 +25,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..wire import callsite
+from .. import callsite
 from .channel import Channel
 from .ship import pack_result
 from .telling import describe

@@ -11,7 +11,7 @@ import re
 import traceback
 from typing import Any
 
-from ..wire import callsite
+from .. import callsite
 from .ship import CannotSend
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from ..comm import Comm
 from ..data import Corpus
-from ..optim import ShardedOptimizer
+from ..strategies.comm import Comm
+from ..strategies.optim import ShardedOptimizer
 from .recipe import Recipe
 from .saving import TrainingError
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..comm import Comm
 from ..data import Corpus, corpus
 from ..launcher import device as this_device
 from ..launcher import progress
 from ..launcher import rank as launched
 from ..model import GPT, GPTConfig, next_token_loss
-from ..optim import ShardedOptimizer
-from ..parallel import parallelize
+from ..strategies.comm import Comm
+from ..strategies.optim import ShardedOptimizer
+from ..strategies.parallelize import parallelize
 from .batches import Batch, Batches
 from .log import Log
 from .recipe import Recipe

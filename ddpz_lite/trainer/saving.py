@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoint import load_checkpoint, save_checkpoint
-from ..comm import Comm
 from ..data import Corpus, RankSampler
-from ..optim import ShardedOptimizer
+from ..strategies.checkpoint import load_checkpoint, save_checkpoint
+from ..strategies.comm import Comm
+from ..strategies.optim import ShardedOptimizer
 from .recipe import Recipe
 
 KEPT = 2  # the newest, and one more in case the newest is damaged

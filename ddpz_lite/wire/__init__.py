@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import callsite
+from .. import callsite
 from .board import Board, Position
 from .ledger import Record, Span, span
 from .network import Network

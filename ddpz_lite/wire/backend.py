@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-from . import callsite, ledger
+from .. import callsite
+from . import ledger
 from .board import Board
 from .group import WireGroup
 from .layout import OTHER

@@ -14,8 +14,8 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
+from .. import callsite
 from . import call as calls
-from . import callsite
 from .issuing import Issuing
 from .layout import COLLECTIVE, SPLITS
 

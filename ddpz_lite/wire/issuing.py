@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, Work
 
+from .. import callsite
 from . import call as calls
-from . import callsite
 from .call import Call
 from .layout import COLLECTIVE, RECV, SEND, digest
 from .ledger import Entry

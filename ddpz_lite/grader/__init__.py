@@ -1,0 +1,102 @@
+"""Grading what others hand in: their code is run, and never believed.
+
+How an answer is run and seen (intake, reports and batches stand beside this):
+
+    observe    trusted    a task's cases on sandboxed ranks; what was seen of them
+    server     trusted    a process with torch imported, from which ranks are forked; its keepers
+    broker     trusted    one case: hears every rank, says how it ended
+    exchange   trusted    the only way from rank to rank: every call, and the ledger of them
+    peer       trusted    what is known of a rank, a group, a call under way
+    perform    trusted    what each collective does with the bytes
+    watch      trusted    who waits where, and for whom
+    usage      trusted    how much memory a sandbox holds
+    sandbox    both       the place that a rank is shut into
+    absent     hostile    stands there in the place of each ready-made strategy
+    frames     both       what travels: a JSON head and raw bytes
+    ranks      hostile    runs the cells and the job beside them
+    group      hostile    torch.distributed's process group on the line to the broker
+    leash      trusted    the hold on a sandbox: what its keeper says, and its end
+    syscalls   both       Linux's own calls: namespaces, a filter of what may be called
+    limits                how much of everything
+
+    batch      trusted    submissions, as many at a time as there are cores, resumable
+    intake     trusted    notebooks, folders and zips: what is taken, and why the rest is refused
+    merge      trusted    the sources of answers, put into the pristine exercise
+    hidden     trusted    more cases and aspects, which students do not have
+    report     trusted    feedback for the student; formats: CSV, JUnit, Gradescope, a summary
+    similarity trusted    answers that resemble each other: an aid, never a verdict
+    nbval      trusted    what nbval says about the whole notebook: to read, never a point
+    nbval_inside hostile  starts pytest in the sandbox, and sends its report
+
+"Hostile" means that an answer shares this process and can change all of it. Nothing that such a
+process says about itself is believed; it is data.
+
+What is defended, with the sandbox
+
+* Points. A verdict is made in a process that never runs an answer and never reads a pickle. What is
+  judged is the data that a rank returned and the ledger that the broker wrote, with its own clock.
+  A rank that sends no data, or what no honest rank sends, has no points.
+* Expected values, the seed, judges, solutions, hidden checks, other submissions. They are in no
+  memory that a rank's process shares: the fork server is a program of its own that was never told
+  of them. And they are in no file that a rank sees: its root folder holds Python, the installed
+  packages and this package, without judges and grader (and without the ready-made strategies and
+  what they are made of, where a task asks to build them). A rank is sent its own inputs and no
+  other rank's.
+* Each rank from the others. Ranks are alone in their namespaces: data for another rank passes the
+  broker, so that "rank 0 does it all" shows in the ledger. They read the same installed files, so
+  the calls are refused by which one sees what another does with a file: locks, watches, which pages
+  are in memory. Two such ways stay open, see below.
+* The machine. No network, no files to write but two small folders in memory, no devices, no
+  programs, no capabilities, a filter of system calls, limits on memory, processes, files, time and
+  output. When a case ends all its processes are dead: the pid namespace sees to that, also if the
+  grader itself is killed.
+* The same for a whole notebook under nbval (`--nbval`), in a sandbox of its own. It can start
+  Python, has IPv4 to itself, and sees this whole package, judges too, as the learner does. Its
+  report is a claim: capped, read as data, shown as text. Points are made before it, without it.
+* The grader's time and memory. Frames, messages, calls and what is under way are bounded; words
+  from a rank are cut to printable ones before they reach a report.
+
+What is not defended, and what follows
+
+* An answer can lie about its own process: what it holds in memory, where a span begins and ends,
+  which line called. So a judge should count calls over the whole case where the job makes none
+  itself, and should not give a point for a claim alone.
+* An answer can undo `jobs.guard` in its own process and use torch's strategies. Their bytes, calls
+  and data are then what is judged; those of this library are not there.
+* A kernel with a hole. The sandbox is Linux's own, not a virtual machine.
+* Ranks that signal each other by the pages of a file that they all map: a futex in one, which
+  threads cannot do without, and how many processes share one, which /proc/self tells. Both take
+  code that no honest answer has.
+* Side channels: what another process costs in time. A rank cannot read data by them in its seconds.
+* Processor time is shared: other submissions may be slowed while one computes until its limit.
+* Without the sandbox (`sandboxed=False`) hold the verdict, the frames, the ledger, limits per
+  process, the filter of system calls (so no network either) and the end of all processes. Files,
+  and signals to other processes of the same user, are open to an answer. As root it becomes another
+  user, where that one can read Python. Grade so only what you would run yourself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .sandbox.limits import Limits, Probe
+
+if TYPE_CHECKING:
+    from .arena.observe import Grounds, observe_in_sandbox, probe
+    from .sandbox.leash import NoRanks
+
+__all__ = ["Grounds", "Limits", "NoRanks", "Probe", "observe_in_sandbox", "probe"]
+
+_HOMES = {
+    "Grounds": "arena.observe",
+    "observe_in_sandbox": "arena.observe",
+    "probe": "arena.observe",
+    "NoRanks": "sandbox.leash",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:  # the sandbox and the fork server need nothing of the trusted side
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,1 @@
+"""Where answers run: ranks that reach each other through a broker alone."""

@@ -1,0 +1,360 @@
+"""What passes between ranks: collectives and messages, done on the bytes that arrived.
+
+Every call is noted with this process's clock before it is answered. On a slower network the answer
+is held back until the wire's model says that it would be there (`wire.shaping`): the same link for
+each rank, the same prices.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...wire import Network
+from ...wire.shaping import Transfer
+from ..sandbox.limits import Limits
+from . import perform
+from .frames import DTYPES, Refused, frame
+from .peer import Entry, Group, Message, Peer, place
+from .perform import Asked, Gathering, count_of
+from .watch import COLLECTIVE, KINDS, Watch
+
+GROUPS = 64  # process groups of a case
+
+
+class Exchange:
+    """The ranks' calls, and the answers that they wait for."""
+
+    def __init__(self, peers: Sequence[Peer], limits: Limits, network: Network | None) -> None:
+        self.peers, self.limits, self.network = peers, limits, network
+        self.world = len(peers)
+        self.watch = Watch(self.world)
+        self.groups: dict[str, Group] = {}
+        self.verdict: tuple[str, str, int | None] | None = None  # outcome, sentence, rank
+        self.origin = 0.0  # time.monotonic() when all ranks were there
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self._tickets = itertools.count()
+        self.selector = selectors.DefaultSelector()
+
+    def _join(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
+        name, ranks = head.get("group"), head.get("ranks")
+        if not isinstance(name, str) or not isinstance(ranks, list) or len(name) > 200:
+            raise Refused("joined a group that makes no sense")
+        members = tuple(count_of(rank, self.world - 1) for rank in ranks)
+        if len(set(members)) != len(members) or peer.rank not in members:
+            raise Refused("joined a group that makes no sense")
+        known = self.groups.get(name)
+        if known is None:
+            if len(self.groups) >= GROUPS:
+                raise Refused(f"made more than {GROUPS} process groups")
+            self.groups[name] = Group(self.watch.add_group(name, members), members)
+        elif known.ranks != members:
+            self._mismatch(
+                f"rank {peer.rank} made a group of ranks {list(members)} where another rank made "
+                f"one of ranks {list(known.ranks)}",
+                peer.rank,
+            )
+
+    # -- collectives -------------------------------------------------------------------------------
+
+    def _member(self, peer: Peer, head: dict[str, Any]) -> tuple[Group, int]:
+        """The group of a call and the rank's place in it."""
+        group = self.groups.get(head.get("group")) if isinstance(head.get("group"), str) else None
+        if group is None or peer.rank not in group.ranks:
+            raise Refused("called a group that it is not in")
+        if len(peer.entries) >= self.limits.calls:
+            raise Refused(f"made more than {self.limits.calls} calls")
+        return group, group.ranks.index(peer.rank)
+
+    def _call(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
+        """A rank's part in a collective: note it, compare it, and do what can be done now."""
+        group, me = self._member(peer, head)
+        size = len(group.ranks)
+        asked = perform.read(head, body, me, size)
+        asked.where = place(asked.where)
+        asked.arrival = peer.link.arrive("both") if self.network else time.monotonic()
+        parts = (*asked.parts, *asked.expects) if asked.op == "all_to_all" else ()
+        number = self.watch.issue(peer.rank, group.index, parts)
+        root = None if asked.root is None else group.ranks[asked.root]
+        asked.entry = Entry(
+            asked.op,
+            asked.dtype,
+            asked.elements,
+            perform.price(asked, me, size).sent,
+            self._now(),
+            asked.where,
+            group.ranks,
+            root,
+            number,
+        )
+        peer.entries.append(asked.entry)
+        self._open(peer, asked.number, COLLECTIVE, asked.op, group, number, asked.where, root)
+        gathering = group.gatherings[number]
+        if self._differs(peer, asked, group, gathering, number):
+            return
+        gathering.calls[me] = asked
+        self._hold(peer, len(body))
+        self._go_through(group, gathering, number)
+
+    def _differs(
+        self, peer: Peer, asked: Asked, group: Group, gathering: Gathering, number: int
+    ) -> bool:
+        """Whether this call cannot belong to those of the others; then the case is over."""
+        for other, theirs in sorted(gathering.calls.items()):
+            if theirs.signature != asked.signature:
+                names = ", ".join(map(str, group.ranks))
+                self._mismatch(
+                    "the ranks of a group must make the same calls in the same order, but call "
+                    f"#{number} of group ({names}) differs:\n"
+                    f"  rank {peer.rank} calls {asked.says} at {asked.where}\n"
+                    f"  rank {group.ranks[other]} called {theirs.says} at {theirs.where}",
+                    peer.rank,
+                )
+                return True
+        me = group.ranks.index(peer.rank)
+        if (pair := perform.misfit({**gathering.calls, me: asked})) is None:
+            return False
+        calls = {**gathering.calls, me: asked}
+        (sender, taker), (mine, theirs) = pair, (calls[pair[0]], calls[pair[1]])
+        self._mismatch(
+            f"the split sizes of all_to_all #{number} do not fit together:\n"
+            f"  rank {group.ranks[sender]} at {mine.where} sends {mine.parts[taker]} elements to "
+            f"rank {group.ranks[taker]}\n"
+            f"  rank {group.ranks[taker]} at {theirs.where} expects {theirs.expects[sender]} of it",
+            peer.rank,
+        )
+        return True
+
+    def _go_through(self, group: Group, gathering: Gathering, number: int) -> None:
+        """Let go every rank that has all it needs."""
+        size = len(group.ranks)
+        for me, asked in gathering.calls.items():
+            needs = perform.required(asked.op, me, asked.root, size)
+            if me in gathering.left or not needs <= gathering.calls.keys():
+                continue
+            gathering.left.add(me)
+            try:
+                pieces = perform.answer(gathering, me, size)
+            except (RuntimeError, NotImplementedError):
+                raise Refused(f"asked for {asked.reduce} of {asked.dtype} elements") from None
+            self._finish(self.peers[group.ranks[me]], group, me, asked, gathering, pieces)
+        if len(gathering.left) == size:
+            del group.gatherings[number]
+            for me, asked in gathering.calls.items():
+                self.peers[group.ranks[me]].held -= len(asked.body)
+
+    def _finish(
+        self,
+        peer: Peer,
+        group: Group,
+        me: int,
+        asked: Asked,
+        gathering: Gathering,
+        pieces: Sequence[Any],
+    ) -> None:
+        """Answer at once, or when the slower network would have."""
+        if self.network is None:
+            self._answer(peer, asked.number, asked.entry, pieces)
+            return
+        ready = max(call.arrival for call in gathering.calls.values())
+        latency, bandwidth = self.network.link(group.ranks, self.world)
+        price = perform.price(asked, me, len(group.ranks))
+        seconds = price.steps * latency + price.path / bandwidth
+        self._later(peer, Transfer(lambda _: ready, 0.0, seconds, "both"), asked, pieces)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _message(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
+        """One end of a send or recv; both go on when both are there."""
+        op = head["kind"]
+        group, _ = self._member(peer, head)
+        dtype, elements, tag = head.get("dtype"), count_of(head.get("elements")), head.get("tag")
+        if dtype not in DTYPES or type(tag) is not int or abs(tag) > 1 << 31:
+            raise Refused(f"sent a {op} that makes no sense")
+        nbytes = elements * DTYPES[dtype]
+        if len(body) != (nbytes if op == "send" else 0):
+            raise Refused(f"sent a {op} whose sizes do not fit together")
+        end = head.get("peer")
+        anyone = end == -1 and op == "recv"
+        other = -1 if anyone else group.ranks[count_of(end, len(group.ranks) - 1)]
+        where, started = place(head.get("where")), self._now()
+        sent = nbytes if op == "send" else 0
+        entry = Entry(
+            op, dtype, elements, sent, started, where, group.ranks, None if anyone else other, None
+        )
+        peer.entries.append(entry)
+        number = self.watch.announce(peer.rank, group.index, op, other, tag)
+        mine = count_of(head.get("id"))
+        self._open(peer, mine, KINDS[op], op, group, number, where, other, tag)
+        self._hold(peer, len(body))
+        arrival = self._depart(peer, op, nbytes, (peer.rank, other))
+        message = Message(peer.rank, mine, nbytes, body, other, arrival, where, entry)
+        if op == "send":
+            group.sends[peer.rank, other, tag].append(message)
+        else:
+            group.receives[peer.rank, tag].append(message)
+        self._match(group, other if op == "send" else peer.rank, tag)
+
+    def _depart(self, peer: Peer, op: str, nbytes: int, ends: tuple[int, int]) -> float:
+        if self.network is None:
+            return time.monotonic()
+        if op == "recv":
+            return peer.link.arrive("in")
+        _, bandwidth = self.network.link(ends, self.world)
+        return peer.link.depart(nbytes / bandwidth)
+
+    def _match(self, group: Group, taker: int, tag: int) -> None:
+        """Pair what this rank waits to receive with what was sent to it, in order."""
+        waiting = group.receives[taker, tag]
+        blocked: set[int] = set()  # a later recv must not overtake an earlier one
+        for receive in list(waiting):
+            sources = group.ranks if receive.peer < 0 else (receive.peer,)
+            queues = [group.sends[source, taker, tag] for source in sources]
+            queues = [q for q in queues if q and q[0].rank not in blocked]
+            if not queues:
+                blocked.update(sources)
+                continue
+            queue = min(queues, key=lambda q: q[0].arrival)
+            waiting.remove(receive)
+            self._pass_on(group, queue.popleft(), receive)
+            if self.verdict is not None:
+                return
+
+    def _pass_on(self, group: Group, send: Message, receive: Message) -> None:
+        sender, taker = self.peers[send.rank], self.peers[receive.rank]
+        if send.nbytes != receive.nbytes:
+            self._mismatch(
+                f"rank {send.rank} sends {send.nbytes} bytes to rank {receive.rank} at "
+                f"{send.where}, and rank {receive.rank} receives {receive.nbytes} bytes at "
+                f"{receive.where}",
+                receive.rank,
+            )
+            return
+        sender.held -= len(send.body)
+        source = group.ranks.index(send.rank)
+        if self.network is None:
+            self._answer(taker, receive.number, receive.entry, [send.body], source)
+            self._answer(sender, send.number, send.entry, [])
+            return
+        at = max(send.arrival, receive.arrival)
+        latency, bandwidth = self.network.link((send.rank, receive.rank), self.world)
+        for peer, way, message, pieces, origin in (
+            (sender, "booked", send, [], -1),
+            (taker, "in", receive, [send.body], source),
+        ):
+            transfer = Transfer(lambda _: at, latency, send.nbytes / bandwidth, way)
+            self._later(peer, transfer, message, pieces, origin)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        peer: Peer,
+        number: int,
+        kind: int,
+        op: str,
+        group: Group,
+        count: int,
+        where: str,
+        other: int | None,
+        tag: int = 0,
+    ) -> None:
+        """Remember where a rank would wait, should it wait for this."""
+        if number in peer.open:
+            raise Refused("used a number twice")
+        peer.open[number] = {
+            "kind": kind,
+            "op": op,
+            "index": group.index,
+            "number": count,
+            "peer": -1 if other is None else other,
+            "tag": tag,
+            "where": where,
+        }
+
+    def _hold(self, peer: Peer, nbytes: int) -> None:
+        peer.held += nbytes
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """End the case where its ranks, all together, have more under way than they may."""
+        most = self.limits.waiting
+        if self.verdict is None and sum(peer.held + peer.coming for peer in self.peers) > most:
+            worst = max(self.peers, key=lambda peer: max(peer.held, peer.coming))
+            if worst.coming > worst.held:
+                sentence = f"rank {worst.rank} takes nothing of what is sent"
+            else:
+                sentence = f"rank {worst.rank} has the most of more than {most} bytes under way"
+            self.verdict = ("refused", sentence, worst.rank)
+
+    def _later(
+        self,
+        peer: Peer,
+        transfer: Transfer,
+        asked: Asked | Message,
+        pieces: Sequence[Any],
+        source: int = -1,
+    ) -> None:
+        """Answer when the slower network would have."""
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        peer.coming += size
+
+        def give() -> None:
+            peer.coming -= size
+            self._answer(peer, asked.number, asked.entry, pieces, source)
+
+        peer.link.add(transfer)
+        heapq.heappush(self.due, (peer.link.settle(transfer), next(self._tickets), give))
+
+    def _answer(
+        self, peer: Peer, number: int, entry: Entry, pieces: Sequence[Any], source: int = -1
+    ) -> None:
+        """The operation is over for this rank."""
+        entry.finished = self._now()
+        peer.open.pop(number, None)
+        if peer.waits == number:
+            peer.waits = None
+            self.watch.go_on(peer.rank)
+        head = {"kind": "done", "id": number}
+        self._send(peer, head if source < 0 else {**head, "source": source}, pieces)
+
+    def _send(self, peer: Peer, head: dict[str, Any], pieces: Sequence[Any]) -> None:
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        size = sum(view.nbytes for view in views)
+        start = memoryview(frame(head, size))
+        peer.out.extend((start, *views))
+        peer.coming += start.nbytes + size
+        self._flush(peer)
+        self._weigh()
+
+    def _flush(self, peer: Peer) -> None:
+        """Write what the socket takes now; the rest when it takes more."""
+        try:
+            while peer.out and peer.here:
+                view = peer.out[0]
+                sent = peer.inbox.sock.send(view)
+                peer.coming -= sent
+                if sent == view.nbytes:
+                    peer.out.popleft()
+                else:
+                    peer.out[0] = view[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:  # the rank is gone; its keeper will say so
+            peer.coming -= sum(view.nbytes for view in peer.out)
+            peer.out.clear()
+        if peer.here:
+            sock = peer.inbox.sock
+            writes = selectors.EVENT_WRITE if peer.out else 0
+            handler = self.selector.get_key(sock).data
+            self.selector.modify(sock, selectors.EVENT_READ | writes, handler)
+
+    def _now(self) -> float:
+        return time.monotonic() - self.origin
+
+    def _mismatch(self, sentence: str, rank: int) -> None:
+        self.verdict = ("mismatch", sentence, rank)

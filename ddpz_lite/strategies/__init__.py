@@ -1,0 +1,13 @@
+"""DDP and ZeRO 1 to 3: `parallelize` is the door, `placement` the table that they follow.
+
+comm         the four transitions, and the only module that calls a collective
+flat         parameters end to end in one buffer, so that one transition moves them all
+ddp          replicas, buckets, and when a bucket goes
+units        what ZeRO-3 gathers at a time
+zero1-3      optimizer state, then gradients, then parameters in shards
+optim        the optimizer of every stage: a torch optimizer on this rank's pieces
+precision    16 bits for compute, masters for the step, the loss scale of fp16
+clip         the norm of a gradient that lies on several ranks
+checkpoint   saved at any stage and world, loaded at any other
+parallelize  one door to all of them
+"""

@@ -1,0 +1,208 @@
+"""One door to all strategies: `model, optimizer = parallelize(module, torch.optim.AdamW, stage=2,
+lr=1e-3)`.
+
+Whatever the stage, the loop that follows is plain PyTorch:
+
+    for x, y in batches: loss = loss_fn(model(x), y) loss.backward() optimizer.clip_grad_norm_(1.0)
+    optimizer.step() optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..placement import strategy
+from .comm import Comm
+from .ddp import DDP, Replica
+from .flat import Flat
+from .optim import ShardedOptimizer
+from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
+from .units import Units
+from .zero1 import ZeRO1
+from .zero2 import ZeRO2
+from .zero3 import ZeRO3
+
+ParamGroups = Callable[[nn.Module], list[dict[str, Any]]]
+
+
+class ReplicaOf(Replica):
+    """The model of ZeRO-1 and ZeRO-2: whole on every rank; the optimizer does the rest."""
+
+    def __init__(self, module: nn.Module, optimizer: ZeRO1, broadcast_buffers: bool) -> None:
+        super().__init__(module, optimizer.comm, broadcast_buffers)
+        self.flats, self._no_sync = optimizer.flats, optimizer.no_sync
+        self.zero_grad = optimizer.zero_grad  # ZeRO-2's gradients are on its pieces
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
+        return self._no_sync()
+
+
+def parallelize(
+    module: nn.Module,
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    stage: int = 0,
+    *,
+    mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
+    bucket_mb: float = 8.0,
+    mixed_precision: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    loss_scale: LossScale | None = None,
+    offload: bool = False,
+    broadcast_buffers: bool = True,
+    param_groups: ParamGroups | None = None,
+    units: Units = None,
+    reshard_after_forward: bool = True,
+    prefetch: bool = True,
+    init_fn: Callable[[nn.Module], Any] | None = None,
+    device: torch.device | str | None = None,
+    **optimizer_kwargs: Any,
+) -> tuple[DDP | ReplicaOf | ZeRO3, ShardedOptimizer]:
+    """Shard `module` and build its optimizer; every rank calls it with the same arguments.
+
+    Args:
+        module: on the device where it is to train, or (stage 3) on the meta device.
+        optimizer_class: any torch optimizer that works element by element; stage 0 takes any that
+            steps without a closure.
+        stage: 0 is DDP; 1, 2, 3 are ZeRO.
+        mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard) for
+            hybrid sharding.
+        bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
+        mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
+            copies. fp16 gets a dynamic loss scale.
+        reduce_dtype: in which gradients travel; default: that of compute.
+        loss_scale: fp16 only: your own `LossScale` in place of the default one.
+        offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.
+        param_groups: `f(module)` returns groups of the module's parameters with their options, as
+            for any torch optimizer; it is called before sharding, so shapes can be asked.
+        broadcast_buffers, units, reshard_after_forward, prefetch, init_fn, device: see `DDP` and
+            `ZeRO3`.
+        optimizer_kwargs: for optimizer_class.
+
+    Returns:
+        model: call it as the module; has `.module`, `.no_sync()`, `.batch_weight(count)`.
+        optimizer: a `torch.optim.Optimizer` with `.clip_grad_norm_(max_norm)`.
+
+    Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
+    """
+    strategy(stage)
+    check_dtype(mixed_precision)
+    for name, param in module.named_parameters():
+        if param._post_accumulate_grad_hooks or (stage == 3 and param._backward_hooks):
+            raise ValueError(
+                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
+                "would not call. Cure: build a new module; change gradients after backward."
+            )
+    comm = Comm.of(mesh)
+    groups = _named_groups(module, param_groups)
+    if mixed_precision is torch.float16:
+        loss_scale = loss_scale or LossScale()
+    elif loss_scale is not None:
+        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
+    if mixed_precision is not None:
+        cast_ends(module, mixed_precision, loss_scale)
+
+    def grouped() -> list[dict[str, Any]]:
+        params = dict(module.named_parameters())
+        return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
+
+    shared = {"loss_scale": loss_scale, **optimizer_kwargs}
+    casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
+    if stage == 3:
+        model = ZeRO3(
+            module,
+            mesh=comm,
+            units=units,
+            reshard_after_forward=reshard_after_forward,
+            prefetch=prefetch,
+            broadcast_buffers=broadcast_buffers,
+            init_fn=init_fn,
+            device=device,
+            **casts,
+        )
+        optimizer = ShardedOptimizer(grouped(), optimizer_class, comm=comm, **shared)
+        optimizer.waiting = [param for flat in model.flats for param in flat.params]
+        model.zero_grad = optimizer.zero_grad
+        return model, optimizer
+    casts["keep"] = {
+        p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)
+    }
+    if stage == 0:
+        alone = Comm.alone()
+        if mixed_precision is None and not offload:
+            optimizer = ShardedOptimizer(
+                grouped(), optimizer_class, comm=alone, whole=True, **shared
+            )
+        else:  # the master copy of ZeRO-1, on a shard that is the whole
+            comm.broadcast(list(module.parameters()))
+            casts["reduce_dtype"] = None
+            optimizer = ZeRO1(grouped(), optimizer_class, mesh=alone, **casts, **shared)
+        model = DDP(
+            module,
+            mesh=comm,
+            bucket_mb=bucket_mb,
+            reduce_dtype=reduce_dtype,
+            broadcast_buffers=broadcast_buffers,
+        )
+        model.flats = getattr(optimizer, "flats", [])
+    else:
+        zero = ZeRO1 if stage == 1 else ZeRO2
+        optimizer = zero(
+            grouped(), optimizer_class, mesh=comm, bucket_mb=bucket_mb, **casts, **shared
+        )
+        model = ReplicaOf(module, optimizer, broadcast_buffers)
+    frozen = _frozen(module, mixed_precision, casts["keep"], comm)
+    model.flats = [*model.flats, *frozen]
+    optimizer.frozen = [flat.shard for flat in frozen]  # where the meter looks for masters
+    return model, optimizer
+
+
+def _frozen(
+    module: nn.Module, dtype: torch.dtype | None, keep: set[nn.Parameter], comm: Comm
+) -> list[Flat]:
+    """Cast the frozen parameters for compute. Their masters, which are only ever saved, are sharded
+    in the memory of the host.
+    """
+    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for param in module.parameters():
+        wanted = not param.requires_grad and param.is_floating_point() and param not in keep
+        if dtype not in (None, param.dtype) and wanted:
+            kinds[param.dtype, param.device].append(param)
+    return [Flat(params, comm, dtype=dtype, offload=True) for params in kinds.values()]
+
+
+def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:
+    """The groups with names in place of parameters; every trainable parameter is in one of them."""
+    names = {param: name for name, param in module.named_parameters()}
+    if not any(param.requires_grad for param in names):
+        raise ValueError(
+            f"{type(module).__name__} has no parameter with requires_grad=True to train"
+        )
+    if param_groups is None:
+        return [{"params": [name for param, name in names.items() if param.requires_grad]}]
+    groups, seen = [], set()
+    for group in param_groups(module):
+        params = list(group["params"])
+        strangers = [p for p in params if p not in names]
+        if strangers:
+            raise ValueError(
+                f"param_groups returned a tensor of shape {tuple(strangers[0].shape)} that is no "
+                "parameter of the module. Cure: take it from module.parameters() inside the "
+                "function."
+            )
+        groups.append(group | {"params": [names[p] for p in params]})
+        seen.update(groups[-1]["params"])
+    lost = [name for param, name in names.items() if param.requires_grad and name not in seen]
+    if lost:
+        raise ValueError(
+            f"{len(lost)} trainable parameters are in no group, {lost[0]} for one, so they would "
+            "never be updated. Cure: put them in a group, or set requires_grad=False."
+        )
+    return groups

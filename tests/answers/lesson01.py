@@ -1,0 +1,372 @@
+"""Wrong answers to lesson 01 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+STATE = """
+def state_bytes(model, optimizer):
+    parameters = list(model.parameters())
+    states = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+    return {{
+        "parameters": {parameters},
+        "gradients": {gradients},
+        "optimizer": {optimizer},
+    }}
+"""
+RIGHT_STATE = {
+    "parameters": "sum(p.nbytes for p in parameters)",
+    "gradients": "sum(p.grad.nbytes for p in parameters if p.grad is not None)",
+    "optimizer": "sum(t.nbytes for t in states)",
+}
+
+
+def state(**wrong):
+    return STATE.format(**(RIGHT_STATE | wrong))
+
+
+SCALED = """
+def scaled_step(parameters, optimizer, scaler):
+    {unscale}
+    finite = {finite}
+    if finite:
+        optimizer.step()
+        {good}
+    else:
+        {bad}
+    optimizer.zero_grad()
+    return finite
+"""
+RIGHT_SCALED = {
+    "unscale": "[p.grad.div_(scaler['scale']) for p in parameters]",
+    "finite": "all(bool(p.grad.isfinite().all()) for p in parameters)",
+    "good": """scaler["good_steps"] += 1
+        if scaler["good_steps"] == scaler["interval"]:
+            scaler["scale"], scaler["good_steps"] = scaler["scale"] * 2, 0""",
+    "bad": 'scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0',
+}
+
+
+def scaled(**wrong):
+    return SCALED.format(**(RIGHT_SCALED | wrong))
+
+
+def accumulate(body):
+    return f"def accumulate(model, loss_fn, x, y, micro_batch):\n{body}"
+
+
+PARTS = "    for a, b in zip(x.split(micro_batch), y.split(micro_batch)):\n"
+DTYPE = ("another dtype",)
+SHARED = ("tied weights and frozen layers",)
+SHORT = ("a short last part: still those of the whole batch",)
+MEMORY = ("never more than one part in memory",)
+OVERFLOW = ("an overflow anywhere: no step at all",)
+
+WRONG = {
+    "01.state_bytes": [
+        Wrong(
+            "elements instead of bytes",
+            state(parameters="sum(p.numel() for p in parameters)"),
+            says="that is the number of elements",
+        ),
+        Wrong(
+            "four bytes for each element",
+            state(parameters="4 * sum(p.numel() for p in parameters)"),
+            says="you took 4 bytes for each element",
+            loses=DTYPE,
+        ),
+        Wrong(
+            "a tied weight twice",
+            state(parameters="sum(p.nbytes for m in model.modules() for p in m.parameters(False))"),
+            says="you counted it twice",
+            loses=SHARED,
+        ),
+        Wrong(
+            "a gradient for each frozen parameter",
+            state(gradients="sum(p.nbytes for p in parameters)"),
+            says="a frozen one has none",
+            loses=SHARED,
+        ),
+        Wrong(
+            "no step counters",
+            state(optimizer="sum(t.nbytes for t in states if t.dim())"),
+            says="you left out AdamW's step counters",
+        ),
+        Wrong(
+            "eight bytes, whatever the optimizer",
+            state(optimizer="2 * sum(p.nbytes for p in parameters)"),
+            says="Ask this optimizer what it keeps",
+        ),
+        Wrong(
+            "a state before the first step",
+            state(optimizer="sum(t.nbytes for t in states) or 8 * 100"),
+            says="holds nothing before its first",
+        ),
+        Wrong(
+            "the total alone", "def state_bytes(model, optimizer):\n    return 1", "must be a dict"
+        ),
+    ],
+    "01.accumulate": [
+        Wrong(
+            "a sum of means",
+            accumulate(f"    model.zero_grad()\n{PARTS}        loss_fn(model(a), b).backward()"),
+            says="the sum is too large",
+        ),
+        Wrong(
+            "every part the same weight",
+            accumulate(
+                "    model.zero_grad()\n    parts = -(-len(x) // micro_batch)\n"
+                f"{PARTS}        (loss_fn(model(a), b) / parts).backward()"
+            ),
+            says="Every part got the same weight",
+            loses=SHORT,
+        ),
+        Wrong(
+            "every part weighs as if it were full",
+            accumulate(
+                "    model.zero_grad()\n"
+                f"{PARTS}        (loss_fn(model(a), b) * micro_batch / len(x)).backward()"
+            ),
+            says="as if it were full",
+            loses=SHORT,
+        ),
+        Wrong(
+            "cleared between the parts",
+            accumulate(
+                f"{PARTS}        model.zero_grad()\n"
+                "        (loss_fn(model(a), b) * len(a) / len(x)).backward()"
+            ),
+            says="Only the last part is left",
+        ),
+        Wrong(
+            "the last step's gradients kept",
+            accumulate(f"{PARTS}        (loss_fn(model(a), b) * len(a) / len(x)).backward()"),
+            says="begin with none",
+        ),
+        Wrong(
+            "the short part left out",
+            accumulate(
+                "    model.zero_grad()\n    n = len(x) // micro_batch\n    for i in range(n):\n"
+                "        part = slice(i * micro_batch, (i + 1) * micro_batch)\n"
+                "        (loss_fn(model(x[part]), y[part]) / n).backward()"
+            ),
+            says="do not fill a part were left out",
+            loses=SHORT,
+        ),
+        Wrong(
+            "one backward at the end",
+            accumulate(
+                "    model.zero_grad()\n    loss = 0\n"
+                f"{PARTS}        loss = loss + loss_fn(model(a), b) * len(a) / len(x)\n"
+                "    loss.backward()"
+            ),
+            says="Call backward for each part",
+            loses=MEMORY,
+        ),
+        Wrong(
+            "the whole batch at once",
+            accumulate("    model.zero_grad()\n    loss_fn(model(x), y).backward()"),
+            says="samples at once; only",
+            loses=MEMORY,
+        ),
+        Wrong(
+            "a step at the end",
+            accumulate(
+                f"    model.zero_grad()\n{PARTS}"
+                "        (loss_fn(model(a), b) * len(a) / len(x)).backward()\n"
+                "    torch.optim.SGD(model.parameters(), lr=0.1).step()"
+            ),
+            says="The weights have changed",
+        ),
+    ],
+    "01.scaled_step": [
+        Wrong("not unscaled", scaled(unscale="pass"), says="divided by the scale"),
+        Wrong(
+            "unscaled twice",
+            scaled(unscale="[p.grad.div_(scaler['scale'] ** 2) for p in parameters]"),
+            says="divided by the scale",
+        ),
+        Wrong(
+            "stepped in spite of it",
+            scaled(finite="True"),
+            says="wrote inf or nan into the weights",
+            loses=OVERFLOW,
+        ),
+        Wrong(
+            "only inf is looked for",
+            scaled(finite="not any(bool(p.grad.isinf().any()) for p in parameters)"),
+            says="wrote inf or nan into the weights",
+            loses=OVERFLOW,
+        ),
+        Wrong(
+            "only the first tensor is looked at",
+            scaled(finite="bool(parameters[0].grad.isfinite().all())"),
+            says="wrote inf or nan into the weights",
+            loses=OVERFLOW,
+        ),
+        Wrong(
+            "the bad tensor alone is left out",
+            """
+def scaled_step(parameters, optimizer, scaler):
+    finite = True
+    for p in parameters:
+        p.grad /= scaler["scale"]
+        if not p.grad.isfinite().all():
+            p.grad, finite = None, False
+    optimizer.step()
+    scaler["good_steps"] = scaler["good_steps"] + 1 if finite else 0
+    scaler["scale"] *= 1 if finite else 0.5
+    optimizer.zero_grad()
+    return finite
+""",
+            says="One bad gradient means no step for any of them",
+            loses=OVERFLOW,
+        ),
+        Wrong(
+            "the scale stays",
+            scaled(bad='scaler["good_steps"] = 0'),
+            says="must be half of what it was",
+            loses=("the scale is halved after an overflow",),
+        ),
+        Wrong(
+            "an overflow does not end the row",
+            scaled(bad='scaler["scale"] /= 2'),
+            says="count steps in a row",
+            loses=("the scale is halved after an overflow",),
+        ),
+        Wrong(
+            "the scale never grows",
+            scaled(good='scaler["good_steps"] += 1'),
+            says="it must be doubled",
+            loses=("the scale grows after good steps in a row",),
+        ),
+        Wrong(
+            "returns nothing",
+            scaled().replace("return finite", "return None"),
+            says="return True",
+        ),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "01.state_bytes": [
+        (
+            "element by element, shared weights by identity",
+            """
+def state_bytes(model, optimizer):
+    held = {"parameters": 0, "gradients": 0, "optimizer": 0}
+    seen = set()
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            if id(p) in seen:
+                continue
+            seen.add(id(p))
+            held["parameters"] += p.numel() * p.element_size()
+            if p.grad is not None:
+                held["gradients"] += p.grad.numel() * p.grad.element_size()
+    for state in optimizer.state_dict()["state"].values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                held["optimizer"] += value.numel() * value.element_size()
+    return held
+""",
+        ),
+        (
+            "the sizes of the storages",
+            """
+def state_bytes(model, optimizer):
+    def weigh(tensors):
+        storages = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
+
+    kept = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            kept += [t for t in optimizer.state.get(p, {}).values() if torch.is_tensor(t)]
+    return dict(
+        parameters=weigh(model.state_dict().values()),
+        gradients=weigh([p.grad for p in model.parameters() if p.grad is not None]),
+        optimizer=weigh(kept),
+    )
+""",
+        ),
+    ],
+    "01.accumulate": [
+        (
+            "sums first, one division at the end",
+            """
+def accumulate(model, loss_fn, x, y, micro_batch):
+    for p in model.parameters():
+        p.grad = None
+    for start in range(0, len(x), micro_batch):
+        part = slice(start, start + micro_batch)
+        loss = loss_fn(model(x[part]), y[part])
+        (loss * len(x[part])).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.grad /= len(x)
+""",
+        ),
+        (
+            "autograd.grad, and parts as equal as can be",
+            """
+def accumulate(model, loss_fn, x, y, micro_batch):
+    parameters = list(model.parameters())
+    totals = [torch.zeros_like(p) for p in parameters]
+    count = -(-len(x) // micro_batch)
+    for a, b in zip(x.tensor_split(count), y.tensor_split(count)):
+        gradients = torch.autograd.grad(loss_fn(model(a), b), parameters)
+        for total, gradient in zip(totals, gradients):
+            total.add_(gradient, alpha=len(a) / len(x))
+    for p, total in zip(parameters, totals):
+        p.grad = total
+""",
+        ),
+    ],
+    "01.scaled_step": [
+        (
+            "looks before it unscales, and returns a tensor",
+            """
+def scaled_step(parameters, optimizer, scaler):
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+    bad = torch.isnan(flat).any() | torch.isinf(flat).any()
+    if bad:
+        scaler["good_steps"] = 0
+        scaler["scale"] = scaler["scale"] * 0.5
+        optimizer.zero_grad(set_to_none=True)
+        return ~bad
+    for p in parameters:
+        p.grad = p.grad * (1.0 / scaler["scale"])
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    scaler["good_steps"] += 1
+    if scaler["good_steps"] % scaler["interval"] == 0:
+        scaler.update(scale=scaler["scale"] * 2, good_steps=0)
+    return ~bad
+""",
+        ),
+        (
+            "a sum that no inf or nan survives",
+            """
+import math
+
+
+def scaled_step(parameters, optimizer, scaler):
+    total = sum(p.grad.abs().sum().item() for p in parameters)
+    step = math.isfinite(total)
+    if not step:
+        scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0
+    else:
+        torch._foreach_div_([p.grad for p in parameters], scaler["scale"])
+        optimizer.step()
+        good = scaler["good_steps"] + 1
+        grow = good >= scaler["interval"]
+        scaler["scale"] *= 2 if grow else 1
+        scaler["good_steps"] = 0 if grow else good
+    for p in parameters:
+        p.grad = None
+    return step
+""",
+        ),
+    ],
+}

@@ -1,0 +1,536 @@
+"""Wrong answers to lesson 02 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+SUM = ("the sum on every rank",)
+UNEVEN = ("lengths that do not divide by N",)
+BYTES = ("at most 2(N-1)/N of the tensor from each rank",)
+HALF = ("(N-1)/N of the tensor from each rank",)
+NEIGHBOURS = ("send and recv between neighbours alone",)
+MESSAGES = ("N - 1 messages, by send and recv alone",)
+ROUNDS = ("log2 N rounds, rounded up",)
+
+RANKS = "    rank, world = dist.get_rank(), dist.get_world_size()\n"
+
+
+def tree(body):
+    return f"def tree_broadcast(tensor, root):\n{RANKS}{body}"
+
+
+RING = """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = {chunks}
+    right, left = (rank + 1) % world, (rank - 1) % world
+
+    def exchange(outgoing, incoming):
+        ops = [dist.P2POp(dist.isend, outgoing, right)] if outgoing.numel() else []
+        ops += [dist.P2POp(dist.irecv, incoming, left)] if incoming.numel() else []
+        for request in dist.batch_isend_irecv(ops) if ops else []:
+            request.wait()
+
+    for k in range({adding}):
+        other = chunks[(rank - k - 1) % world]
+        received = torch.empty_like(other)
+        exchange(chunks[(rank - k) % world], received)
+        {add}
+    for k in range({copying}):
+        exchange(chunks[(rank + 1 - k) % world], chunks[(rank - k) % world])
+    {end}
+"""
+RIGHT_RING = {
+    "chunks": "tensor.tensor_split(world)",
+    "adding": "world - 1",
+    "add": "other += received",
+    "copying": "world - 1",
+    "end": "",
+}
+
+
+def ring(**wrong):
+    return RING.format(**(RIGHT_RING | wrong))
+
+
+SCATTER = """
+def reduce_scatter(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shard = -(-len(tensor) // world)
+    padded = torch.nn.functional.pad(tensor, (0, shard * world - len(tensor)))
+    {body}
+"""
+
+
+def scatter(body):
+    return SCATTER.format(body=body.replace("\n", "\n    "))
+
+
+ALL_TO_ALL = "parts = torch.empty_like(padded)\ndist.all_to_all_single(parts, padded)\n"
+
+
+def hangs(a, b, c):
+    return f"def hangs():\n    return {{'A': {a}, 'B': {b}, 'C': {c}}}"
+
+
+A, B, C = (2, "barrier"), (0, "broadcast"), (1, "recv")
+
+WRONG = {
+    "02.tree_broadcast": [
+        Wrong(
+            "a star",
+            tree(
+                "    if rank == root:\n        for peer in range(world):\n"
+                "            if peer != root:\n                dist.send(tensor, peer)\n"
+                "    else:\n        dist.recv(tensor, root)"
+            ),
+            says="The root sends to all others, one after another",
+            loses=ROUNDS,
+        ),
+        Wrong(
+            "a chain",
+            tree(
+                "    place = (rank - root) % world\n"
+                "    if place > 0:\n        dist.recv(tensor, (rank - 1) % world)\n"
+                "    if place < world - 1:\n        dist.send(tensor, (rank + 1) % world)"
+            ),
+            says="The tensor goes from one rank to the next",
+            loses=ROUNDS,
+        ),
+        Wrong(
+            "the root is always rank 0",
+            tree(
+                "    step = 1\n    while step < world:\n"
+                "        if rank < step and rank + step < world:\n"
+                "            dist.send(tensor, rank + step)\n"
+                "        elif step <= rank < 2 * step:\n"
+                "            dist.recv(tensor, rank - step)\n        step *= 2"
+            ),
+            says="and the root is rank 1",
+            loses=("any root",),
+        ),
+        Wrong(
+            "torch's own broadcast",
+            tree("    dist.broadcast(tensor, root)"),
+            "called broadcast",
+            MESSAGES,
+        ),
+        Wrong("nothing is sent", tree("    pass"), says="nobody sent it the root's"),
+        Wrong(
+            "a power of two assumed",
+            tree(
+                "    place, step = (rank - root) % world, 1\n    while step < world:\n"
+                "        if place < step:\n"
+                "            dist.send(tensor, (place + step + root) % world)\n"
+                "        elif place < 2 * step:\n"
+                "            dist.recv(tensor, (place - step + root) % world)\n        step *= 2"
+            ),
+            says="rank 1",
+        ),
+        Wrong(
+            "everybody sends to everybody",
+            tree(
+                "    mine = tensor.clone()\n    got = torch.empty_like(tensor)\n"
+                "    for shift in range(1, world):\n"
+                "        ops = [dist.P2POp(dist.isend, mine, (rank + shift) % world),\n"
+                "               dist.P2POp(dist.irecv, got, (rank - shift) % world)]\n"
+                "        for request in dist.batch_isend_irecv(ops):\n            request.wait()\n"
+                "        if (rank - shift) % world == root:\n            tensor.copy_(got)"
+            ),
+            says="every rank but the root receives once",
+            loses=MESSAGES,
+        ),
+    ],
+    "02.ring_all_reduce": [
+        Wrong(
+            "whole tensors round the ring",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    passing, received = tensor.clone(), torch.empty_like(tensor)
+    for _ in range(world - 1):
+        ops = [dist.P2POp(dist.isend, passing, (rank + 1) % world),
+               dist.P2POp(dist.irecv, received, (rank - 1) % world)]
+        for request in dist.batch_isend_irecv(ops):
+            request.wait()
+        tensor += received
+        passing, received = received.clone(), torch.empty_like(tensor)
+""",
+            says="passes the whole tensor on; pass on one chunk",
+            loses=BYTES,
+        ),
+        Wrong(
+            "a star",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    if rank == 0:
+        for peer in range(1, world):
+            dist.recv(received, peer)
+            tensor += received
+        for peer in range(1, world):
+            dist.send(tensor, peer)
+    else:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+""",
+            says="In a ring it has one neighbour",
+            loses=NEIGHBOURS,
+        ),
+        Wrong(
+            "torch's own all_reduce",
+            "def ring_all_reduce(tensor):\n    dist.all_reduce(tensor)",
+            says="called all_reduce. Build the ring",
+            loses=NEIGHBOURS,
+        ),
+        Wrong("the mean", ring(end="tensor /= world"), says="has the mean"),
+        Wrong(
+            "the second half of the rounds left out", ring(copying="0"), says="go all the way round"
+        ),
+        Wrong("one round too few", ring(copying="world - 2"), says="go all the way round"),
+        Wrong(
+            "copied instead of added",
+            ring(add="other.copy_(received)"),
+            says="is off by up to",
+        ),
+        Wrong(
+            "the remainder is left out",
+            ring(chunks="tensor[: len(tensor) // world * world].tensor_split(world)"),
+            says="the last, shorter one",
+            loses=UNEVEN,
+        ),
+        Wrong(
+            "a copy is summed",
+            ring(chunks="tensor.clone().tensor_split(world)"),
+            says="put the sum into the tensor it was given",
+        ),
+        Wrong(
+            "chunks in two messages",
+            ring().replace(
+                "def exchange(outgoing, incoming):",
+                "def exchange(outgoing, incoming):\n"
+                "        for a, b in zip(outgoing.tensor_split(2), incoming.tensor_split(2)):\n"
+                "            send_and_receive(a, b)\n\n"
+                "    def send_and_receive(outgoing, incoming):",
+            ),
+            says="a ring takes 2(N-1)",
+            loses=("2(N-1) messages from each rank",),
+        ),
+    ],
+    "02.reduce_scatter": [
+        Wrong(
+            "all_reduce, then a slice",
+            scatter(
+                "total = padded.float()\ndist.all_reduce(total)\n"
+                "return total.split(shard)[rank].to(tensor.dtype)"
+            ),
+            says="bytes with all_reduce",
+            loses=HALF,
+        ),
+        Wrong(
+            "gather everything, add up locally",
+            scatter(
+                "every = [torch.empty_like(padded) for _ in range(world)]\n"
+                "dist.all_gather(every, padded)\ntotal = torch.stack(every).float().sum(0)\n"
+                "return total.split(shard)[rank].to(tensor.dtype)"
+            ),
+            says="bytes with all_gather",
+            loses=HALF,
+        ),
+        Wrong(
+            "torch's own reduce_scatter",
+            scatter(
+                "mine = torch.empty(shard)\nparts = list(padded.float().split(shard))\n"
+                "dist.reduce_scatter(mine, parts)\nreturn mine.to(tensor.dtype)"
+            ),
+            says="bytes with reduce_scatter",
+            loses=HALF,
+        ),
+        Wrong(
+            "rounded after each addition",
+            scatter(
+                ALL_TO_ALL + "total = torch.zeros(shard, dtype=tensor.dtype)\n"
+                "for part in parts.view(world, shard):\n    total += part\nreturn total"
+            ),
+            says="rounded to bfloat16 on the way",
+            loses=("bfloat16 is added up in float32",),
+        ),
+        Wrong(
+            "the mean",
+            scatter(
+                ALL_TO_ALL + "return parts.view(world, shard).float().mean(0).to(tensor.dtype)"
+            ),
+            says="has the mean of its shard",
+        ),
+        Wrong(
+            "nothing was sent",
+            scatter("return padded.split(shard)[rank].clone()"),
+            says="nothing was added up",
+        ),
+        Wrong(
+            "the neighbour's shard",
+            scatter(
+                "padded = padded.view(world, shard).roll(1, 0).flatten()\n"
+                + ALL_TO_ALL
+                + "return parts.view(world, shard).float().sum(0).to(tensor.dtype)"
+            ),
+            says="has the shard of rank",
+        ),
+        Wrong(
+            "the whole sum on every rank",
+            scatter(
+                "total = padded.float()\ndist.all_reduce(total)\nreturn total.to(tensor.dtype)"
+            ),
+            says="It should keep its shard",
+        ),
+        Wrong(
+            "the input is used as a buffer",
+            scatter(
+                "dist.all_reduce(tensor)\n"
+                "padded[: len(tensor)] = tensor\nreturn padded.split(shard)[rank].clone()"
+            ),
+            says="input has changed",
+        ),
+        Wrong(
+            "a length that divides is assumed",
+            "def reduce_scatter(tensor):\n    world = dist.get_world_size()\n"
+            "    parts = torch.empty_like(tensor)\n    dist.all_to_all_single(parts, tensor)\n"
+            "    return parts.view(world, -1).float().sum(0).to(tensor.dtype)",
+            says="raised",
+            loses=UNEVEN,
+        ),
+    ],
+    "02.hangs": [
+        Wrong(
+            "a rank that waits", hangs((0, "barrier"), B, C), "rank 0 is not where", ("program A",)
+        ),
+        Wrong(
+            "the call that was made",
+            hangs((2, "all_reduce"), B, C),
+            "Program A: the right rank, and another call",
+            ("program A",),
+        ),
+        Wrong(
+            "one of the many",
+            hangs(A, (1, "all_reduce"), C),
+            "the only one to make",
+            ("program B",),
+        ),
+        Wrong(
+            "the call that all make",
+            hangs(A, (0, "all_reduce"), C),
+            "Program B: the right rank, and another call",
+            ("program B",),
+        ),
+        Wrong(
+            "the sender", hangs(A, B, (0, "send")), "Which message has no other end", ("program C",)
+        ),
+        Wrong("ranks without calls", hangs(2, 0, 1), "give a pair, a rank and the name"),
+        Wrong("a list", "def hangs():\n    return [(2, 'barrier')]", "Return a dict"),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "02.tree_broadcast": [
+        (
+            "counts down, from the far half to the neighbours",
+            """
+def tree_broadcast(tensor, root):
+    world = dist.get_world_size()
+    me = (dist.get_rank() - root) % world
+    distance = 1
+    while distance < world:
+        distance *= 2
+    while distance > 1:
+        half = distance // 2
+        if me % distance == 0 and me + half < world:
+            dist.send(tensor, dst=(me + half + root) % world)
+        elif me % distance == half:
+            dist.recv(tensor, src=(me - half + root) % world)
+        distance = half
+""",
+        ),
+        (
+            "halves a range of ranks, recursively",
+            """
+def tree_broadcast(tensor, root):
+    world = dist.get_world_size()
+    me = (dist.get_rank() - root) % world
+
+    def spread(first, beyond):
+        if beyond - first < 2:
+            return
+        middle = (first + beyond + 1) // 2
+        if me == first:
+            dist.isend(tensor, (middle + root) % world).wait()
+        if me == middle:
+            dist.irecv(tensor, (first + root) % world).wait()
+        if me < middle:
+            spread(first, middle)
+        else:
+            spread(middle, beyond)
+
+    spread(0, world)
+""",
+        ),
+        (
+            "bits: first the parent, then the children",
+            """
+def tree_broadcast(tensor, root):
+    world = dist.get_world_size()
+    me = (dist.get_rank() - root) % world
+    if me:
+        parent = me - (1 << (me.bit_length() - 1))
+        dist.recv(tensor, (parent + root) % world)
+    for bit in range(me.bit_length(), (world - 1).bit_length()):
+        child = me + (1 << bit)
+        if child < world:
+            dist.send(tensor, (child + root) % world)
+""",
+        ),
+    ],
+    "02.ring_all_reduce": [
+        (
+            "even ranks send first, odd ones receive first",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world, (rank - 1) % world
+    sizes = [len(tensor) // world + (i < len(tensor) % world) for i in range(world)]
+    chunks = list(torch.split(tensor, sizes))
+
+    def shift(outgoing, incoming):
+        if rank % 2 == 0:
+            dist.send(outgoing, right)
+            dist.recv(incoming, left)
+        else:
+            dist.recv(incoming, left)
+            dist.send(outgoing, right)
+
+    for step in range(world - 1):
+        buffer = torch.empty_like(chunks[(rank - step - 1) % world])
+        shift(chunks[(rank - step) % world], buffer)
+        chunks[(rank - step - 1) % world].add_(buffer)
+    for step in range(world - 1):
+        shift(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
+""",
+        ),
+        (
+            "padded rows, isend and blocking recv, leftwards",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    size = (len(tensor) + world - 1) // world
+    rows = tensor.new_zeros(world * size)
+    rows[: len(tensor)] = tensor
+    rows = rows.view(world, size)
+    inbox = torch.empty(size)
+    for step in range(2 * (world - 1)):
+        request = dist.isend(rows[(rank + step) % world], (rank - 1) % world)
+        dist.recv(inbox, (rank + 1) % world)
+        request.wait()
+        target = rows[(rank + step + 1) % world]
+        if step < world - 1:
+            target += inbox
+        else:
+            target.copy_(inbox)
+    tensor.copy_(rows.view(-1)[: len(tensor)])
+""",
+        ),
+        (
+            "narrow, irecv first, ends so that rank r owns chunk r",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    edges = [i * len(tensor) // world for i in range(world + 1)]
+
+    def chunk(i):
+        i %= world
+        return tensor.narrow(0, edges[i], edges[i + 1] - edges[i])
+
+    def swap(outgoing, incoming):
+        coming = dist.irecv(incoming, (rank - 1) % world)
+        going = dist.isend(outgoing, (rank + 1) % world)
+        coming.wait()
+        going.wait()
+
+    for k in range(1, world):
+        received = torch.zeros_like(chunk(rank - k - 1))
+        swap(chunk(rank - k), received)
+        chunk(rank - k - 1).add_(received)
+    for k in range(world - 1):
+        swap(chunk(rank - k), chunk(rank - k - 1))
+""",
+        ),
+    ],
+    "02.reduce_scatter": [
+        (
+            "isend and irecv to and from everybody",
+            """
+def reduce_scatter(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shard = (len(tensor) + world - 1) // world
+    padded = torch.zeros(shard * world, dtype=tensor.dtype)
+    padded[: len(tensor)] = tensor
+    parts = padded.split(shard)
+    total = parts[rank].float()
+    others = [r for r in range(world) if r != rank]
+    inbox = {r: torch.empty_like(parts[0]) for r in others}
+    requests = [dist.irecv(inbox[r], r) for r in others]
+    requests += [dist.isend(parts[r], r) for r in others]
+    for request in requests:
+        request.wait()
+    for r in others:
+        total += inbox[r].float()
+    return total.to(tensor.dtype)
+""",
+        ),
+        (
+            "sends what there is, and pads at the end",
+            """
+def reduce_scatter(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shard = -(-len(tensor) // world)
+    starts = [min(r * shard, len(tensor)) for r in range(world)]
+    sizes = [min(shard, len(tensor) - start) for start in starts]
+    mine = sizes[rank]
+    received = tensor.new_empty(world * mine)
+    dist.all_to_all_single(received, tensor, [mine] * world, sizes)
+    total = received.view(world, mine).double().sum(dim=0)
+    out = torch.zeros(shard, dtype=tensor.dtype)
+    out[:mine] = total.to(tensor.dtype)
+    return out
+""",
+        ),
+        (
+            "batch_isend_irecv, in turn round the ring of distances",
+            """
+def reduce_scatter(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if len(tensor) % world:
+        tensor = torch.cat([tensor, tensor.new_zeros(world - len(tensor) % world)])
+    rows = tensor.reshape(world, -1)
+    total = rows[rank].to(torch.float32)
+    for distance in range(1, world):
+        to, source = (rank + distance) % world, (rank - distance) % world
+        inbox = torch.empty_like(rows[rank])
+        for request in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, rows[to], to), dist.P2POp(dist.irecv, inbox, source)]
+        ):
+            request.wait()
+        total = total + inbox
+    return total.to(tensor.dtype)
+""",
+        ),
+    ],
+    "02.hangs": [
+        (
+            "lists, and the names as they are called",
+            """
+def hangs():
+    return {"C": [1, "dist.recv"], "B": [0, "dist.broadcast"], "A": [2, "dist.barrier"]}
+""",
+        ),
+    ],
+}

@@ -1,0 +1,824 @@
+"""Wrong answers to lesson 03 that people give, and the sentence that each must hear."""
+
+from __future__ import annotations
+
+from answers import Wrong
+
+EQUAL = "equal batches: the mean over all ranks"
+UNEQUAL = "unequal batches: the mean over all samples"
+ONE_CALL = "one collective, no larger than it must be"
+
+START = "parameters as on rank 0"
+BUFFERS = "buffers as on rank 0"
+TIED = "shared weights stay shared"
+EACH_ONCE = "rank 0's values are sent, each once"
+MEAN = "every rank has the mean over the ranks"
+FROZEN = "a frozen parameter keeps no gradient"
+REDUCE = "one all-reduce of all gradients"
+TRAIN = "training: all samples, as many on every rank"
+ORDER = "a new order in each epoch, the same on all ranks"
+EVALUATE = "evaluation: each sample exactly once"
+TRACE = "no collective, no trace in the global generator"
+ALL_ROWS = "equal batches: statistics of all rows"
+FAR = "values far from zero"
+FEW = "one collective of a few numbers per channel"
+ALL_SAMPLES = "the F1 of all samples"
+EDGE = "a rank without samples, a class without positives"
+COUNTS = "one collective, a few counts"
+
+AVERAGE = """
+def average_gradients(model):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    buffer = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(buffer)
+    {divide}
+    for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        g.copy_(mean.view_as(g))
+"""
+
+INDICES = """
+def rank_indices(length, epoch, seed, evaluate):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed({seed})
+    order = {order}
+    if {padded}:
+        {pad}
+    return {deal}
+"""
+RIGHT_INDICES = {
+    "seed": "seed + epoch",
+    "order": "torch.randperm(length, generator=dice).tolist()",
+    "padded": "not evaluate",
+    "pad": "order += order[: -length % world]",
+    "deal": "order[rank::world]",
+}
+
+NORM = """
+def batch_norm(x, weight, bias, eps):
+    wide = x.to({dtype})
+    rows = torch.tensor([float(len(x))], dtype={dtype})
+    sums = torch.cat([rows, wide.sum(0), (wide * wide).sum(0)])
+    {send}
+    mean, square = (sums[1:] / sums[0]).chunk(2)
+    variance = {variance}
+    return ((wide - mean) / {scale} * weight + bias).float()
+"""
+RIGHT_NORM = {
+    "dtype": "torch.float64",
+    "send": "dist.all_reduce(sums)",
+    "variance": "square - mean * mean",
+    "scale": "(variance + eps).sqrt()",
+}
+
+SCORE = """
+def f1(predicted, labels):
+    hits = (predicted & labels).sum()
+    counts = torch.stack([hits, predicted.sum(), labels.sum(), (predicted == labels).sum()])
+    {send}
+    hits, said, true, same = counts.tolist()
+    return {value}
+"""
+RIGHT_SCORE = {
+    "send": "dist.all_reduce(counts)",
+    "value": "2 * hits / (said + true) if said + true else 0.0",
+}
+
+
+def indices(**wrong):
+    return INDICES.format(**(RIGHT_INDICES | wrong))
+
+
+def norm(**wrong):
+    return NORM.format(**(RIGHT_NORM | wrong))
+
+
+def f1(**wrong):
+    return SCORE.format(**(RIGHT_SCORE | wrong))
+
+
+WRONG = {
+    "03.weighted_mean": [
+        Wrong(
+            "the sum of the ranks' means",
+            """
+def weighted_mean(gradients, samples):
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+""",
+            says="is the sum over the ranks: divide",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "the mean of the ranks' means",
+            """
+def weighted_mean(gradients, samples):
+    buffer = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(buffer)
+    buffer /= dist.get_world_size()
+    for gradient, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        gradient.copy_(mean.view_as(gradient))
+""",
+            says="mean of the ranks' means. Rank 0 had 2 of 9 samples and got 1/2 of the weight",
+            loses=(UNEQUAL,),
+        ),
+        Wrong(
+            "the right means, under new names: nothing is written in place",
+            """
+def weighted_mean(gradients, samples):
+    buffer = torch.cat([*[g.flatten() * samples for g in gradients], torch.tensor([1.0 * samples])])
+    dist.all_reduce(buffer)
+    means = (buffer[:-1] / buffer[-1]).split([g.numel() for g in gradients])
+    for gradient, mean in zip(gradients, means):
+        gradient = mean.view_as(gradient)
+""",
+            says="what the rank began with: the result must be in place",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "one collective per tensor",
+            """
+def weighted_mean(gradients, samples):
+    total = torch.tensor([float(samples)])
+    dist.all_reduce(total)
+    for gradient in gradients:
+        gradient *= samples
+        dist.all_reduce(gradient)
+        gradient /= total
+""",
+            says="made 4 calls (all_reduce, all_reduce, all_reduce, all_reduce), and one is enough",
+            loses=(ONE_CALL,),
+        ),
+        Wrong(
+            "all ranks' gradients gathered, and averaged on each",
+            """
+def weighted_mean(gradients, samples):
+    flat = torch.cat([*[g.flatten() * samples for g in gradients], torch.tensor([1.0 * samples])])
+    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, flat)
+    buffer = torch.stack(parts).sum(0)
+    means = (buffer[:-1] / buffer[-1]).split([g.numel() for g in gradients])
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean.view_as(gradient))
+""",
+            says="called all_gather on",
+            loses=(ONE_CALL,),
+        ),
+        Wrong(
+            "a world of two, assumed",
+            """
+def weighted_mean(gradients, samples):
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= 2
+""",
+            says="it is off by up to",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "a rank without samples stays away from the collective",
+            """
+def weighted_mean(gradients, samples):
+    if samples == 0:
+        return
+    buffer = torch.cat([*[g.flatten() * samples for g in gradients], torch.tensor([1.0 * samples])])
+    dist.all_reduce(buffer)
+    means = (buffer[:-1] / buffer[-1]).split([g.numel() for g in gradients])
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean.view_as(gradient))
+""",
+            says="rank 1 returned without calling it",
+            loses=(UNEQUAL,),
+        ),
+    ],
+    "03.same_start": [
+        Wrong(
+            "buffers forgotten",
+            """
+def same_start(model):
+    for p in model.parameters():
+        dist.broadcast(p.data, src=0)
+""",
+            says="buffers must come from rank 0, too",
+            loses=(BUFFERS,),
+        ),
+        Wrong(
+            "the mean of all ranks",
+            """
+def same_start(model):
+    for t in (*model.parameters(), *model.buffers()):
+        mean = t.data.double()
+        dist.all_reduce(mean)
+        t.data.copy_(mean / dist.get_world_size())
+""",
+            says="is a mix of all ranks' values",
+            loses=(START,),
+        ),
+        Wrong(
+            "a seed after the model was made",
+            """
+def same_start(model):
+    torch.manual_seed(0)
+""",
+            says="parameters must come from rank 0, too",
+            loses=(START,),
+        ),
+        Wrong(
+            "new tensors in the place of the old",
+            """
+def same_start(model):
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            copy = p.detach().clone()
+            dist.broadcast(copy, src=0)
+            setattr(module, name, torch.nn.Parameter(copy))
+    for b in model.buffers():
+        dist.broadcast(b, src=0)
+""",
+            says="now each has its own",
+            loses=(TIED,),
+        ),
+        Wrong(
+            "the shared weight twice",
+            """
+def same_start(model):
+    for value in model.state_dict().values():
+        dist.broadcast(value, src=0)
+""",
+            says="The shared weight needs to travel once",
+            loses=(EACH_ONCE,),
+        ),
+        Wrong(
+            "the shared weight twice, in messages",
+            """
+def same_start(model):
+    for value in model.state_dict().values():
+        if dist.get_rank() == 0:
+            for rank in range(1, dist.get_world_size()):
+                dist.send(value, rank)
+        else:
+            dist.recv(value, 0)
+""",
+            says="Each tensor needs to travel once, the shared weight too",
+            loses=(EACH_ONCE,),
+        ),
+        Wrong(
+            "everything to everybody",
+            """
+def same_start(model):
+    for t in (*model.parameters(), *model.buffers()):
+        every = [torch.empty_like(t.data) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, t.data)
+        t.data.copy_(every[0])
+""",
+            says="A broadcast copies rank 0's",
+            loses=(EACH_ONCE,),
+        ),
+        Wrong(
+            "a pickled state_dict",
+            """
+def same_start(model):
+    box = [model.state_dict()]
+    dist.broadcast_object_list(box, src=0)
+    model.load_state_dict(box[0])
+""",
+            says="sent pickled objects",
+            loses=(EACH_ONCE,),
+        ),
+        Wrong(
+            "rank 0 stays away: it has the values",
+            """
+def same_start(model):
+    if dist.get_rank() != 0:
+        for t in (*model.parameters(), *model.buffers()):
+            dist.broadcast(t.data, src=0)
+""",
+            says="waits in broadcast",
+            loses=(START,),
+        ),
+    ],
+    "03.average_gradients": [
+        Wrong(
+            "the sum",
+            AVERAGE.format(divide="pass"),
+            says="is the sum over the ranks",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "two ranks assumed",
+            AVERAGE.format(divide="buffer /= 2 if dist.get_world_size() > 1 else 1"),
+            says="is half of the sum",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "the parameters are averaged",
+            """
+def average_gradients(model):
+    for p in model.parameters():
+        dist.all_reduce(p.data)
+        p.data /= dist.get_world_size()
+""",
+            says="has changed: average its .grad",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "one collective for each parameter",
+            """
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+""",
+            says="lay the gradients end to end in one buffer",
+            loses=(REDUCE,),
+        ),
+        Wrong(
+            "gathered and added up by everyone",
+            """
+def average_gradients(model):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    buffer = torch.cat([g.flatten() for g in gradients])
+    every = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, buffer)
+    buffer = torch.stack(every).mean(0)
+    for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        g.copy_(mean.view_as(g))
+""",
+            says="An all_reduce adds on the way and sends less",
+            loses=(REDUCE,),
+        ),
+        Wrong(
+            "not in place",
+            AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
+                "g.copy_(mean.view_as(g))", "g = mean.view_as(g)"
+            ),
+            says="nothing was averaged, or not in place",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "zeros for the frozen",
+            """
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    gradients = [p.grad for p in model.parameters()]
+    buffer = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(buffer)
+    buffer /= dist.get_world_size()
+    for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        g.copy_(mean.view_as(g))
+""",
+            says="was None, for the parameter is frozen",
+            loses=(FROZEN,),
+        ),
+    ],
+    "03.rank_indices": [
+        Wrong(
+            "every rank its own seed",
+            indices(seed="seed + epoch + 1000 * rank"),
+            says="the ranks shuffled in different orders",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "set_epoch forgotten",
+            indices(seed="seed"),
+            says="in the same order in epochs 0 and 1",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "after the first epoch drawn with replacement",
+            indices(
+                order="torch.randperm(length, generator=dice).tolist()\n"
+                "    if epoch: order = torch.randint(length, (length,), generator=dice).tolist()"
+            ),
+            says="Epoch 1 deals other samples",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "the seed forgotten",
+            indices(seed="epoch"),
+            says="gets the same order from two seeds",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "begun elsewhere in each epoch, not shuffled",
+            indices(order="[(i + seed + epoch) % length for i in range(length, 0, -1)]"),
+            says="Epoch 0 is 0, 1, 2, ..., begun elsewhere or read backwards",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "not shuffled",
+            indices(order="list(range(length))"),
+            says="in ascending order",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "padding leaks into the evaluation",
+            indices(padded="True"),
+            says="padding is counted twice",
+            loses=(EVALUATE,),
+        ),
+        Wrong(
+            "rank 0 evaluates alone",
+            indices(deal="order[rank::world] if not evaluate else order if rank == 0 else []"),
+            says="while others wait",
+            loses=(EVALUATE,),
+        ),
+        Wrong(
+            "the tail dropped",
+            indices(pad="order = order[: length // world * world]"),
+            says="instead of dropping the tail",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "unequal numbers to train with",
+            indices(padded="False"),
+            says="a rank with more waits for ever",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "everybody sees everything",
+            indices(deal="order"),
+            says="Every rank sees the whole data set",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "the global generator seeded",
+            indices(order="torch.manual_seed(seed + epoch) and torch.randperm(length).tolist()"),
+            says="drew from torch's global generator",
+            loses=(TRACE,),
+        ),
+        Wrong(
+            "the order is broadcast",
+            indices(
+                order="torch.randperm(length, generator=dice)",
+                padded="dist.broadcast(order, 0) or True",
+                pad="""order = order.tolist()
+        order += [] if evaluate else order[: -length % world]""",
+            ),
+            says="gives the same order for nothing",
+            loses=(TRACE,),
+        ),
+    ],
+    "03.batch_norm": [
+        Wrong(
+            "own statistics", norm(send="pass"), says="used its own statistics", loses=(ALL_ROWS,)
+        ),
+        Wrong(
+            "the mean of the means",
+            norm(
+                send="sums[1:] /= sums[0].clone(); dist.all_reduce(sums); "
+                "sums[0] = dist.get_world_size()"
+            ),
+            says="ranks with more rows must weigh more",
+            loses=("unequal batches",),
+        ),
+        Wrong(
+            "the mean of the variances",
+            norm(
+                send="own = x.double().var(0, unbiased=False) * len(x); "
+                "sums[1 + len(own) :] = own; dist.all_reduce(sums)",
+                variance="square",
+            ),
+            says="leaves out that their means differ",
+            loses=(ALL_ROWS,),
+        ),
+        Wrong(
+            "the unbiased variance",
+            norm(variance="(square - mean * mean) * sums[0] / (sums[0] - 1)"),
+            says="divided the variance by the rows less one",
+            loses=(ALL_ROWS,),
+        ),
+        Wrong(
+            "eps outside the root",
+            norm(scale="(variance.sqrt() + eps)"),
+            says="it belongs to the variance",
+            loses=(ALL_ROWS,),
+        ),
+        Wrong(
+            "sums in float32",
+            norm(dtype="torch.float32"),
+            says="loses its digits where the mean is large",
+            loses=(FAR,),
+        ),
+        Wrong(
+            "two collectives",
+            """
+def batch_norm(x, weight, bias, eps):
+    wide = x.double()
+    sums = torch.cat([torch.tensor([float(len(x))], dtype=torch.float64), wide.sum(0)])
+    dist.all_reduce(sums)
+    mean = sums[1:] / sums[0]
+    squares = ((wide - mean) ** 2).sum(0)
+    dist.all_reduce(squares)
+    return ((wide - mean) / (squares / sums[0] + eps).sqrt() * weight + bias).float()
+""",
+            says="lay count, sums and sums of squares end to end",
+            loses=(FEW,),
+        ),
+    ],
+    "03.f1": [
+        Wrong(
+            "the mean of the ranks' F1",
+            """
+def f1(predicted, labels):
+    both = int(predicted.sum() + labels.sum())
+    own = torch.tensor(2 * int((predicted & labels).sum()) / both if both else 0.0)
+    dist.all_reduce(own)
+    return own.item() / dist.get_world_size()
+""",
+            says="returned the mean of the ranks' F1 values",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "a weighted mean of the ranks' F1",
+            """
+def f1(predicted, labels):
+    both = int(predicted.sum() + labels.sum())
+    own = 2 * int((predicted & labels).sum()) / both if both else 0.0
+    sums = torch.tensor([own * len(labels), float(len(labels))])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+""",
+            says="returned a weighted mean of the ranks' F1 values",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "own samples", f1(send="pass"), says="returned the F1 of its own", loses=(ALL_SAMPLES,)
+        ),
+        Wrong(
+            "precision",
+            f1(value="hits / said"),
+            says="returned the precision",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong("recall", f1(value="hits / true"), says="returned the recall", loses=(ALL_SAMPLES,)),
+        Wrong(
+            "accuracy",
+            """
+def f1(predicted, labels):
+    counts = torch.tensor([int((predicted == labels).sum()), len(labels)])
+    dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
+""",
+            says="returned the accuracy",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "nan without positives",
+            f1(value="2 * hits / (said + true) if said + true else float('nan')"),
+            says="Without any positive, F1 is 0",
+            loses=(EDGE,),
+        ),
+        Wrong(
+            "all samples gathered",
+            """
+def f1(predicted, labels):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (predicted, labels))
+    predicted, labels = (torch.cat(part) for part in zip(*every))
+    both = int(predicted.sum() + labels.sum())
+    return 2 * int((predicted & labels).sum()) / both if both else 0.0
+""",
+            says="counts can be added",
+            loses=(COUNTS,),
+        ),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "03.same_start": [
+        (
+            "one flat buffer for each dtype",
+            """
+def same_start(model):
+    by_dtype = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for tensors in by_dtype.values():
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        dist.broadcast(flat, 0)
+        offset = 0
+        for t in tensors:
+            t.copy_(flat[offset : offset + t.numel()].view(t.shape))
+            offset += t.numel()
+""",
+        ),
+        (
+            "the state_dict, each address once",
+            """
+def same_start(model):
+    sent = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in sent:
+            sent.add(tensor.data_ptr())
+            dist.broadcast(tensor.data, src=0)
+""",
+        ),
+        (
+            "messages from rank to rank",
+            """
+@torch.no_grad()
+def same_start(model):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for tensor in list(model.parameters()) + list(model.buffers()):
+        if rank > 0:
+            dist.recv(tensor, src=rank - 1)
+        if rank + 1 < world:
+            dist.send(tensor, dst=rank + 1)
+""",
+        ),
+    ],
+    "03.average_gradients": [
+        (
+            "torch's own flattening, divided before it is sent",
+            """
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+
+def average_gradients(model):
+    ready = [p for p in model.parameters() if p.grad is not None]
+    flat = _flatten_dense_tensors([p.grad for p in ready]).div_(dist.get_world_size())
+    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+    for p, mean in zip(ready, _unflatten_dense_tensors(flat, [p.grad for p in ready])):
+        p.grad = mean.clone()
+""",
+        ),
+        (
+            "a buffer filled by offsets, asynchronous",
+            """
+def average_gradients(model):
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    buffer = torch.empty(sum(g.numel() for g in grads.values()))
+    views, offset = {}, 0
+    for name, grad in grads.items():
+        views[name] = buffer[offset : offset + grad.numel()].view(grad.shape)
+        views[name].copy_(grad)
+        offset += grad.numel()
+    work = dist.all_reduce(buffer, async_op=True)
+    work.wait()
+    for name, grad in grads.items():
+        grad.copy_(views[name]).div_(dist.get_world_size())
+""",
+        ),
+    ],
+    "03.weighted_mean": [
+        (
+            "the count comes first, float64",
+            """
+def weighted_mean(gradients, samples):
+    flat = torch.cat([g.reshape(-1) for g in gradients]).double()
+    message = torch.empty(1 + len(flat), dtype=torch.float64)
+    message[0] = samples
+    message[1:] = flat * samples
+    dist.all_reduce(message)
+    total = message[0].item()
+    at = 1
+    for g in gradients:
+        g[...] = (message[at : at + g.numel()] / total).reshape(g.shape).float()
+        at += g.numel()
+""",
+        ),
+        (
+            "scaled in place, copied back by vector_to_parameters",
+            """
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+def weighted_mean(gradients, samples):
+    count = torch.full((1,), samples, dtype=torch.float32)
+    for g in gradients:
+        g.mul_(samples)
+    vector = torch.cat((parameters_to_vector(gradients), count))
+    dist.all_reduce(vector)
+    vector_to_parameters(vector[:-1] / vector[-1], gradients)
+""",
+        ),
+    ],
+    "03.rank_indices": [
+        (
+            "Python's own dice, each rank a stretch",
+            """
+import random
+
+
+def rank_indices(length, epoch, seed, evaluate):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    indices = list(range(length))
+    random.Random(1000003 * seed + epoch).shuffle(indices)
+    if evaluate:
+        return indices[rank * length // world : (rank + 1) * length // world]
+    each = (length + world - 1) // world
+    indices.extend(indices[: each * world - length])
+    return indices[rank * each : (rank + 1) * each]
+""",
+        ),
+        (
+            "NumPy, evaluation in order",
+            """
+import math
+
+import numpy as np
+
+
+def rank_indices(length, epoch, seed, evaluate):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if evaluate:
+        return list(range(rank, length, world))
+    order = np.random.default_rng([seed, epoch]).permutation(length)
+    order = np.resize(order, math.ceil(length / world) * world)
+    return order[rank::world].tolist()
+""",
+        ),
+        (
+            "the global generator, put back afterwards",
+            """
+def rank_indices(length, epoch, seed, evaluate):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed * 100 + epoch)
+        order = torch.randperm(length)
+    if not evaluate:
+        missing = -length % dist.get_world_size()
+        order = torch.cat([order, order[:missing]])
+    return [int(i) for i in order.tensor_split(dist.get_world_size())[dist.get_rank()]]
+""",
+        ),
+    ],
+    "03.batch_norm": [
+        (
+            "an all_gather of counts, means and squared distances",
+            """
+def batch_norm(x, weight, bias, eps):
+    world, channels = dist.get_world_size(), x.shape[1]
+    mean = x.mean(0)
+    squares = (x - mean).square().sum(0)
+    mine = torch.cat([torch.tensor([float(len(x))]), mean, squares])
+    all_of_them = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(all_of_them, mine)
+    n, m, s = 0.0, torch.zeros(channels), torch.zeros(channels)
+    for other in all_of_them:  # Chan, Golub and LeVeque
+        count, other_mean, other_squares = other[0].item(), *other[1:].chunk(2)
+        delta = other_mean - m
+        m = m + delta * (count / (n + count))
+        s = s + other_squares + delta**2 * (n * count / (n + count))
+        n += count
+    return (x - m) * torch.rsqrt(s / n + eps) * weight + bias
+""",
+        ),
+        (
+            "three numbers per channel, stacked",
+            """
+def batch_norm(x, weight, bias, eps):
+    x64 = x.to(torch.float64)
+    var, mean = torch.var_mean(x64, dim=0, correction=0)
+    mine = torch.stack([torch.full_like(mean, len(x)), mean, var])
+    every = torch.empty(dist.get_world_size(), *mine.shape, dtype=torch.float64)
+    dist.all_gather(list(every.unbind()), mine)
+    share = every[:, 0] / every[:, 0].sum(0)
+    mean = (share * every[:, 1]).sum(0)
+    var = (share * (every[:, 2] + (every[:, 1] - mean) ** 2)).sum(0)
+    y = torch.nn.functional.batch_norm(
+        x64, mean, var, weight.double(), bias.double(), training=False, eps=eps
+    )
+    return y.to(x.dtype)
+""",
+        ),
+    ],
+    "03.f1": [
+        (
+            "an all_gather of TP, FP and FN",
+            """
+def f1(predicted, labels):
+    mine = torch.tensor(
+        [
+            int((predicted & labels).sum()),
+            int((predicted & ~labels).sum()),
+            int((~predicted & labels).sum()),
+        ]
+    )
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    tp, fp, fn = (sum(counts[i].item() for counts in every) for i in range(3))
+    if tp == 0:
+        return 0.0
+    precision, recall = tp / (tp + fp), tp / (tp + fn)
+    return 2 * precision * recall / (precision + recall)
+""",
+        ),
+        (
+            "a float tensor of all four counts",
+            """
+def f1(predicted, labels):
+    table = torch.zeros(2, 2)
+    for p, y in zip(predicted.tolist(), labels.tolist()):
+        table[int(p), int(y)] += 1
+    dist.all_reduce(table)
+    wrong = table[0, 1] + table[1, 0]
+    return 2 * table[1, 1] / (2 * table[1, 1] + wrong).clamp(min=1)
+""",
+        ),
+    ],
+}

@@ -1,0 +1,332 @@
+"""Wrong answers to lesson 09 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+OWNED = ("every parameter has one owner, the same on all ranks",)
+BALANCED = ("balanced by elements",)
+PLAIN = ("the parameters of plain AdamW on the mean gradient",)
+SHARE = ("a rank keeps the states of its share alone",)
+TRAFFIC = ("sends no more than an all-reduce",)
+
+
+def owners(body):
+    return f"def shard_owners(sizes):\n    world = dist.get_world_size()\n    {body}"
+
+
+ZERO1 = """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters = parameters
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.padding = -sum(p.numel() for p in parameters) % self.world
+        own = self.flat(p.detach() for p in parameters).chunk(self.world)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        flat = torch.cat([t.flatten() for t in tensors])
+        return torch.nn.functional.pad(flat, (0, self.padding))
+
+    def step(self):
+        gradient = self.flat(p.grad for p in self.parameters)
+        self.shard.grad = {reduce}
+        {update}
+        flat = {gather}
+        sizes = [p.numel() for p in self.parameters]
+        with torch.no_grad():
+            for p, new in zip(self.parameters, flat.split([*sizes, self.padding])):
+                {copy}
+"""
+SOLVED = {
+    "reduce": "reduce_scatter(gradient) / self.world",
+    "update": "self.optimizer.step()",
+    "gather": "all_gather(self.shard.detach())",
+    "copy": "p.copy_(new.view_as(p))",
+}
+
+
+def zero1(**wrong):
+    return ZERO1.format(**(SOLVED | wrong))
+
+
+WRONG = {
+    "09.shard_owners": [
+        Wrong(
+            "dealt in turn",
+            owners("return [i % world for i in range(len(sizes))]"),
+            says="but not as many elements",
+            loses=BALANCED,
+        ),
+        Wrong(
+            "as many parameters to each, in a row",
+            owners("return [i * world // len(sizes) for i in range(len(sizes))]"),
+            says="but not as many elements",
+            loses=BALANCED,
+        ),
+        Wrong(
+            "the emptiest rank, in the order of the model",
+            owners(
+                "loads, owners = [0] * world, []\n    for size in sizes:\n"
+                "        owners.append(loads.index(min(loads)))\n"
+                "        loads[owners[-1]] += size\n    return owners"
+            ),
+            says="Which parameter do you place first",
+            loses=BALANCED,
+        ),
+        Wrong(
+            "rank 0 owns everything",
+            owners("return [0] * len(sizes)"),
+            says="owns everything: nothing is sharded",
+            loses=BALANCED,
+        ),
+        Wrong(
+            "every rank for itself",
+            owners("return [dist.get_rank()] * len(sizes)"),
+            says="disagree on who owns what",
+            loses=OWNED,
+        ),
+        Wrong(
+            "parameters without an owner",
+            owners("return [i if i < world else -1 for i in range(len(sizes))]"),
+            says="nobody would update that parameter",
+            loses=OWNED,
+        ),
+        Wrong(
+            "a list for each rank",
+            owners("return [list(range(len(sizes)))[r::world] for r in range(world)]"),
+            says="must return a list of ranks",
+            loses=OWNED,
+        ),
+    ],
+    "09.zero1": [
+        Wrong(
+            "a plain optimizer after an all-reduce",
+            """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters = parameters
+        self.optimizer = optimizer_class(parameters, **options)
+
+    def step(self):
+        for p in self.parameters:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+        self.optimizer.step()
+""",
+            says="nothing is sharded",
+            loses=SHARE,
+        ),
+        Wrong(
+            "the sum",
+            zero1(reduce="reduce_scatter(gradient)"),
+            "not averaged",
+            ("another optimizer",),
+        ),
+        Wrong(
+            "each rank steps on its own gradient",
+            zero1(reduce="gradient.chunk(self.world)[self.rank].clone()"),
+            says="the rank's own gradient was used",
+            loses=PLAIN,
+        ),
+        Wrong(
+            "gathered before the step",
+            zero1(
+                update="gathered = all_gather(self.shard.detach())\n        self.optimizer.step()",
+                gather="gathered",
+            ),
+            says="nothing has moved",
+            loses=PLAIN,
+        ),
+        Wrong(
+            "a rank keeps its result to itself",
+            zero1(
+                gather="self.flat(p.detach() for p in self.parameters)",
+                copy="pass",
+            )
+            .replace(
+                "        sizes =",
+                "        flat.chunk(self.world)[self.rank].copy_(self.shard.detach())\n"
+                "        sizes =",
+            )
+            .replace("pass", "p.copy_(new.view_as(p))"),
+            says="is what the owners updated gathered afterwards",
+            loses=PLAIN,
+        ),
+        Wrong(
+            "the last elements belong to nobody",
+            """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters = parameters
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.size = sum(p.numel() for p in parameters) // self.world
+        own = self.flat(parameters)[self.rank * self.size :][: self.size]
+        self.shard = torch.nn.Parameter(own.detach().clone())
+        self.optimizer = optimizer_class([self.shard], **options)
+
+    def flat(self, tensors):
+        return torch.cat([t.flatten() for t in tensors])
+
+    def step(self):
+        gradient = self.flat([p.grad for p in self.parameters])
+        whole = self.flat([p.detach() for p in self.parameters])
+        kept = self.size * self.world
+        self.shard.grad = reduce_scatter(gradient[:kept]) / self.world
+        self.optimizer.step()
+        whole[:kept] = all_gather(self.shard.detach())
+        with torch.no_grad():
+            for p, new in zip(self.parameters, whole.split([p.numel() for p in self.parameters])):
+                p.copy_(new.view_as(p))
+""",
+            says="Who owns them",
+            loses=PLAIN,
+        ),
+        Wrong(
+            "an all-reduce, then the gather",
+            zero1(
+                reduce="(dist.all_reduce(gradient), gradient)[1].chunk(self.world)[self.rank] "
+                "/ self.world"
+            ),
+            says="what an all-reduce alone costs",
+            loses=TRAFFIC,
+        ),
+        Wrong(
+            "two optimizers, one of them full",
+            zero1().replace(
+                "self.optimizer = optimizer_class([self.shard], **options)",
+                "self.optimizer = optimizer_class([self.shard], **options)\n"
+                "        self.full = optimizer_class([p.detach().clone() for p in parameters])\n"
+                "        for group in self.full.param_groups:\n"
+                "            for p in group['params']:\n                p.grad = p * 0\n"
+                "        self.full.step()",
+            ),
+            says="nothing is sharded",
+            loses=SHARE,
+        ),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "09.shard_owners": [
+        (
+            "a heap",
+            """
+import heapq
+
+
+def shard_owners(sizes):
+    heap = [(0, rank) for rank in range(dist.get_world_size())]
+    owners = {}
+    for size, index in sorted(((s, i) for i, s in enumerate(sizes)), reverse=True):
+        load, rank = heapq.heappop(heap)
+        owners[index] = rank
+        heapq.heappush(heap, (load + size, rank))
+    return [owners[index] for index in range(len(sizes))]
+""",
+        ),
+        (
+            "argsort and argmin of tensors",
+            """
+def shard_owners(sizes):
+    loads = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    owners = [-1] * len(sizes)
+    for i in torch.tensor(sizes).argsort(descending=True, stable=True).tolist():
+        emptiest = int(loads.argmin())
+        owners[i] = emptiest
+        loads[emptiest] += sizes[i]
+    return owners
+""",
+        ),
+    ],
+    "09.zero1": [
+        (
+            "whole parameters: reduced to their owner, broadcast from it",
+            """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters = list(parameters)
+        world, rank = dist.get_world_size(), dist.get_rank()
+        loads, self.owner = [0] * world, {}
+        for p in sorted(self.parameters, key=lambda p: p.numel(), reverse=True):
+            self.owner[p] = loads.index(min(loads))
+            loads[self.owner[p]] += p.numel()
+        mine = [p for p in self.parameters if self.owner[p] == rank]
+        self.inner = optimizer_class(mine, **options) if mine else None
+
+    @torch.no_grad()
+    def step(self):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        for p in self.parameters:
+            dist.reduce(p.grad, dst=self.owner[p])
+            if self.owner[p] == rank:
+                p.grad /= world
+            else:
+                p.grad = None
+        if self.inner is not None:
+            self.inner.step()
+        for p in self.parameters:
+            dist.broadcast(p, src=self.owner[p])
+""",
+        ),
+        (
+            "each parameter cut in N, a group of options for each",
+            """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters = parameters
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.shards = []
+        for p in parameters:
+            self.shards.append(self.cut(p.data)[self.rank].clone().requires_grad_())
+        groups = [{"params": [shard]} for shard in self.shards]
+        self.optimizer = optimizer_class(groups, **options)
+
+    def cut(self, tensor):
+        flat = tensor.reshape(-1)
+        size = (flat.numel() + self.world - 1) // self.world
+        padded = torch.zeros(size * self.world, dtype=flat.dtype)
+        padded[: flat.numel()] = flat
+        return padded.view(self.world, size)
+
+    def step(self):
+        for p, shard in zip(self.parameters, self.shards):
+            shard.grad = reduce_scatter(self.cut(p.grad).view(-1)).div_(self.world)
+        self.optimizer.step()
+        for p, shard in zip(self.parameters, self.shards):
+            p.data.copy_(all_gather(shard.data)[: p.numel()].view_as(p))
+""",
+        ),
+        (
+            "the parameters are views of one flat buffer",
+            """
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters, self.world = parameters, dist.get_world_size()
+        numel = sum(p.numel() for p in parameters)
+        self.shard_size = -(-numel // self.world)
+        self.flat = torch.zeros(self.shard_size * self.world)
+        offset = 0
+        for p in parameters:
+            view = self.flat[offset : offset + p.numel()].view(p.shape)
+            view.copy_(p.data)
+            p.data = view
+            offset += p.numel()
+        self.own = torch.nn.Parameter(self.flat.chunk(self.world)[dist.get_rank()])
+        self.inner = optimizer_class([self.own], **options)
+
+    def step(self):
+        gradient = torch.zeros_like(self.flat)
+        flat = torch.cat([p.grad.view(-1) for p in self.parameters])
+        gradient[: len(flat)] = flat
+        parts = torch.empty_like(gradient)
+        dist.all_to_all_single(parts, gradient)
+        self.own.grad = parts.view(self.world, -1).mean(0)
+        self.inner.step()
+        self.inner.zero_grad()
+        dist.all_gather_into_tensor(self.flat, self.own.detach().clone())
+""",
+        ),
+    ],
+}

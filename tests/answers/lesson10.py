@@ -1,0 +1,324 @@
+"""Wrong answers to lesson 10 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+MEAN = ("each rank's shard of the mean gradient",)
+ADDS = ("a second backward adds to the shards",)
+LEFT = ("no full gradient is left after backward",)
+ALIVE = ("at most one full gradient lives at a time",)
+BYTES = ("the bytes of a reduce-scatter",)
+NORM = ("the norm of all ranks' shards, and all scaled by it",)
+SHORT = ("gradients that are short enough stay",)
+ONCE = ("replicated parameters count once",)
+NUMBER = ("one all-reduce of one number",)
+
+SHARD = """
+def shard_gradients(model):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parameters = list(model.parameters())
+    shards = [None] * len(parameters)
+
+    def reduce(index, parameter):
+        flat = parameter.grad.flatten()
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % world))
+        shard = {reduce}
+        shards[index] = {keep}
+        {free}
+
+    for index, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(lambda p, index=index: reduce(index, p))
+    return shards
+"""
+SOLVED = {
+    "reduce": "reduce_scatter(flat) / world",
+    "keep": "shard if shards[index] is None else shards[index] + shard",
+    "free": "parameter.grad = None",
+}
+
+
+def shard(**wrong):
+    return SHARD.format(**(SOLVED | wrong))
+
+
+CLIP = """
+def clip_shards(shards, replicated, max_norm):
+    world = dist.get_world_size()
+    square = torch.zeros(()) + sum(s.square().sum() for s in {local})
+    {reduce}
+    square = square + sum((r.square().sum() for r in {after}), torch.zeros(()))
+    norm = {norm}
+    factor = {factor}
+    for tensor in {scaled}:
+        tensor *= factor
+    return {result}
+"""
+RIGHT_CLIP = {
+    "local": "shards",
+    "reduce": "dist.all_reduce(square)",
+    "after": "replicated",
+    "norm": "square.sqrt()",
+    "factor": "(max_norm / norm).clamp(max=1.0)",
+    "scaled": "(*shards, *replicated)",
+    "result": "norm",
+}
+
+
+def clip(**wrong):
+    return CLIP.format(**(RIGHT_CLIP | wrong))
+
+
+WRONG = {
+    "10.shard_gradients": [
+        Wrong("the sum", shard(reduce="reduce_scatter(flat)"), "is the sum over the ranks", MEAN),
+        Wrong(
+            "the own gradient, cut",
+            shard(reduce="flat.chunk(world)[rank].clone()"),
+            says="is cut from the rank's own gradient",
+            loses=MEAN,
+        ),
+        Wrong(
+            "the whole gradient",
+            shard(reduce="(dist.all_reduce(flat), flat / world)[1][: parameter.numel()]"),
+            says="is the whole gradient",
+            loses=MEAN,
+        ),
+        Wrong(
+            "the part of the next rank",
+            shard(reduce="reduce_scatter(flat.view(world, -1).roll(1, 0).flatten()) / world"),
+            says="is the part of another rank",
+            loses=MEAN,
+        ),
+        Wrong(
+            "the second backward replaces the first",
+            shard(keep="shard"),
+            says="add to what is there",
+            loses=ADDS,
+        ),
+        Wrong(
+            "full gradients kept",
+            shard(free="parameter.grad.zero_()"),
+            says="full gradients are left",
+            loses=LEFT,
+        ),
+        Wrong(
+            "everything at the end of backward",
+            """
+def shard_gradients(model):
+    world = dist.get_world_size()
+    parameters = list(model.parameters())
+    shards = [None] * len(parameters)
+
+    def last(_):
+        for index, p in enumerate(parameters):
+            flat = torch.nn.functional.pad(p.grad.flatten(), (0, -p.numel() % world))
+            shard = reduce_scatter(flat) / world
+            shards[index] = shard if shards[index] is None else shards[index] + shard
+            p.grad = None
+
+    for p in parameters[1:]:
+        p.register_post_accumulate_grad_hook(lambda p: None)
+    parameters[0].register_post_accumulate_grad_hook(last)
+    return shards
+""",
+            says="full gradients lived",
+            loses=ALIVE,
+        ),
+        Wrong(
+            "collected under another name, reduced at the end",
+            """
+def shard_gradients(model):
+    world, parameters = dist.get_world_size(), list(model.parameters())
+    shards, collected = [None] * len(parameters), {}
+
+    def collect(index, p):
+        collected[index], p.grad = p.grad, None
+        if len(collected) < len(parameters):
+            return
+        for i, g in collected.items():
+            flat = torch.nn.functional.pad(g.flatten(), (0, -g.numel() % world))
+            shard = reduce_scatter(flat) / world
+            shards[i] = shard if shards[i] is None else shards[i] + shard
+        collected.clear()
+
+    for i, p in enumerate(parameters):
+        p.register_post_accumulate_grad_hook(lambda p, i=i: collect(i, p))
+    return shards
+""",
+            says="Reduce each when it is ready, and keep none for later",
+            loses=ALIVE,
+        ),
+        Wrong(
+            "an all-reduce, then a slice",
+            shard(reduce="(dist.all_reduce(flat), flat.chunk(world)[rank] / world)[1]"),
+            says="bytes with all_reduce",
+            loses=BYTES,
+        ),
+    ],
+    "10.clip_shards": [
+        Wrong("the local norm", clip(reduce="pass"), "a norm of the rank's own", NORM),
+        Wrong(
+            "norms added up",
+            clip(reduce="square = square.sqrt(); dist.all_reduce(square); square = square**2"),
+            says="add up squares",
+            loses=NORM,
+        ),
+        Wrong("without the root", clip(norm="square"), "without the root", NORM),
+        Wrong(
+            "replicated parameters N times",
+            clip(local="(*shards, *replicated)", after="[]"),
+            says="counts replicated parameters once for each rank",
+            loses=ONCE,
+        ),
+        Wrong(
+            "replicated parameters left out of the norm",
+            clip(after="[]"),
+            says="without the replicated parameters",
+            loses=ONCE,
+        ),
+        Wrong(
+            "replicated parameters not scaled",
+            clip(scaled="shards"),
+            says="replicated are as long as before",
+            loses=ONCE,
+        ),
+        Wrong(
+            "always scaled",
+            clip(factor="max_norm / norm"),
+            says="though they are short enough",
+            loses=SHORT,
+        ),
+        Wrong(
+            "the norm afterwards",
+            clip(result="norm.clamp(max=max_norm)"),
+            says="returned the norm after clipping",
+            loses=NORM,
+        ),
+        Wrong(
+            "a call for each tensor",
+            clip(
+                local="[torch.zeros(1)]",
+                reduce="for s in shards:\n        part = s.square().sum()\n"
+                "        dist.all_reduce(part)\n        square = square + part",
+            ),
+            says="one all_reduce of one number is enough",
+            loses=NUMBER,
+        ),
+        Wrong(
+            "all shards gathered",
+            clip(
+                reduce="own = torch.cat([s.flatten() for s in shards])\n"
+                "    every = [torch.empty_like(own) for _ in range(world)]\n"
+                "    dist.all_gather(every, own)\n    square = torch.cat(every).square().sum()"
+            ),
+            says="the sum of squares is one number",
+            loses=NUMBER,
+        ),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "10.shard_gradients": [
+        (
+            "sent while backward goes on, added up at its end",
+            """
+def shard_gradients(model):
+    world = dist.get_world_size()
+    parameters = list(model.parameters())
+    shards = [None for _ in parameters]
+    under_way = []
+
+    def finish():
+        for index, parts, work in under_way:
+            work.wait()
+            mean = parts.view(world, -1).mean(0)
+            if shards[index] is None:
+                shards[index] = mean
+            else:
+                shards[index] += mean
+        under_way.clear()
+
+    def send(parameter):
+        index = next(i for i, p in enumerate(parameters) if p is parameter)
+        flat = torch.zeros(-(-parameter.numel() // world) * world)
+        flat[: parameter.numel()] = parameter.grad.view(-1)
+        parameter.grad = None
+        parts = torch.empty_like(flat)
+        if not under_way:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)
+        work = dist.all_to_all_single(parts, flat, async_op=True)
+        under_way.append((index, parts, work))
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(send)
+    return shards
+""",
+        ),
+        (
+            "a tensor hook reduces, a second hook frees",
+            """
+def shard_gradients(model):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shards = []
+
+    def free(parameter):
+        parameter.grad = None
+
+    for index, parameter in enumerate(model.parameters()):
+        shards.append(None)
+
+        def keep(gradient, index=index):
+            size = (gradient.numel() + world - 1) // world
+            padding = gradient.new_zeros(size * world - gradient.numel())
+            parts = torch.cat([gradient.flatten(), padding]).split(size)
+            mine, inbox = parts[rank].clone(), torch.empty(size)
+            for distance in range(1, world):
+                request = dist.isend(parts[(rank + distance) % world], (rank + distance) % world)
+                dist.recv(inbox, (rank - distance) % world)
+                request.wait()
+                mine += inbox
+            before = 0 if shards[index] is None else shards[index]
+            shards[index] = before + mine / world
+
+        parameter.register_hook(keep)
+        parameter.register_post_accumulate_grad_hook(free)
+    return shards
+""",
+        ),
+    ],
+    "10.clip_shards": [
+        (
+            "replicated ones shared out before the sum, clipped as torch does",
+            """
+def clip_shards(shards, replicated, max_norm):
+    total = 0.0
+    for s in shards:
+        total += torch.linalg.vector_norm(s).item() ** 2
+    for r in replicated:
+        total += torch.linalg.vector_norm(r).item() ** 2 / dist.get_world_size()
+    total = torch.tensor([total])
+    dist.all_reduce(total)
+    norm = total.item() ** 0.5
+    if norm > max_norm:
+        torch._foreach_mul_(shards + replicated, max_norm / (norm + 1e-6))
+    return norm
+""",
+        ),
+        (
+            "an all_gather, and the replicated ones on rank 0 alone",
+            """
+def clip_shards(shards, replicated, max_norm):
+    counted = shards + (replicated if dist.get_rank() == 0 else [])
+    mine = torch.cat([t.flatten() for t in counted]).norm()
+    norms = torch.empty(dist.get_world_size())
+    dist.all_gather_into_tensor(norms, mine.reshape(1))
+    norm = torch.linalg.vector_norm(norms)
+    scale = torch.minimum(torch.ones(()), max_norm / norm)
+    for tensor in shards + replicated:
+        tensor.mul_(scale)
+    return norm
+""",
+        ),
+    ],
+}

@@ -1,0 +1,701 @@
+"""Wrong answers to lesson 11 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+FILLED = ("gather fills the parameters from all shards",)
+AGAIN = ("backward works after free and gather",)
+NOTHING_ELSE = ("freed, a rank holds its shard and nothing else",)
+ONE_GATHER = ("one all_gather for each gather",)
+SGD = ("two steps of SGD on the shards, as on one device",)
+WHOLE = ("never more than two blocks whole, none after backward",)
+CALLS = ("one gather forward, one backward, one reduction each",)
+OUTPUT = ("the output of all units, in order",)
+TWO = ("at most two units at a time, none at the end",)
+HIDDEN = ("gathers run while units compute",)
+LETTERS = ("all seven steps, each once",)
+WORKS = ("an order that works and hides the gather",)
+
+UNIT = """
+class Unit:
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % self.world))
+        self.shard = {shard}
+        {more}
+        self.free()
+
+    def gather(self):
+        flat, offset = {gather}, 0
+        for p in self.parameters:
+            {refill}
+            offset += p.numel()
+
+    def free(self):
+        for p in self.parameters:
+            {free}
+"""
+RIGHT_UNIT = {
+    "shard": "flat.chunk(self.world)[self.rank].clone()",
+    "more": "pass",
+    "gather": "all_gather(self.shard)",
+    "refill": "p.untyped_storage().resize_(p.numel() * 4)\n"
+    "            p.data.copy_(flat[offset : offset + p.numel()].view_as(p))",
+    "free": "p.untyped_storage().resize_(0)",
+}
+
+
+def unit(**wrong):
+    return UNIT.format(**(RIGHT_UNIT | wrong))
+
+
+ZERO3 = """
+def shard_blocks(model):
+    world, rank = dist.get_world_size(), dist.get_rank()
+    shards = []
+
+    def shard_block(block):
+        parameters = list(block.parameters())
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % world))
+        shard = flat.chunk(world)[rank].clone()
+        waiting = set()
+
+        def free():
+            for p in parameters:
+                p.untyped_storage().resize_(0)
+
+        def gather():
+            whole, offset = all_gather(shard), 0
+            for p in parameters:
+                p.untyped_storage().resize_(p.numel() * p.element_size())
+                p.data.copy_(whole[offset : offset + p.numel()].view_as(p))
+                offset += p.numel()
+
+        def before_backward(gradient):
+            waiting.update(parameters)
+            {before_backward}
+
+        def after_forward(block, inputs, output):
+            {after_forward}
+            if output.requires_grad:
+                output.register_hook(before_backward)
+
+        def ready(parameter):
+            waiting.discard(parameter)
+            if waiting:
+                return
+            gradient = torch.cat([p.grad.flatten() for p in parameters])
+            padded = torch.nn.functional.pad(gradient, (0, -len(gradient) % world))
+            shard.grad = {reduce}
+            {drop}
+            {after_backward}
+
+        block.register_forward_pre_hook(lambda *_: gather())
+        block.register_forward_hook(after_forward)
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(ready)
+        {begin}
+        shards.append(shard)
+
+    for block in model:
+        shard_block(block)
+    return shards
+"""
+RIGHT_ZERO3 = {
+    "before_backward": "gather()",
+    "after_forward": "free()",
+    "reduce": "reduce_scatter(padded) / world",
+    "drop": "for p in parameters:\n                p.grad = None",
+    "after_backward": "free()",
+    "begin": "free()",
+}
+
+
+def zero3(**wrong):
+    return ZERO3.format(**(RIGHT_ZERO3 | wrong))
+
+
+def order(letters):
+    return f"def backward_order():\n    return {list(letters)!r}"
+
+
+def prefetch(body):
+    return f"def prefetching_forward(units, x):\n    {body}\n    return x"
+
+
+WRONG = {
+    "11.unit": [
+        Wrong(
+            "a new .data instead of an empty storage",
+            unit(
+                free="p.data = torch.empty(0)",
+                refill="p.data = flat[offset : offset + sizes.pop(0).numel()]",
+            )
+            .replace(
+                "        for p in self.parameters:\n            p.data = flat[offset : offset + "
+                "sizes.pop(0).numel()]\n            offset += p.numel()",
+                "        for p, shape in zip(self.parameters, self.shapes):\n"
+                "            p.data = flat[offset : offset + shape.numel()].view(shape)\n"
+                "            offset += shape.numel()",
+            )
+            .replace("        pass\n", "        self.shapes = [p.shape for p in parameters]\n"),
+            says="have lost their shapes",
+            loses=NOTHING_ELSE,
+        ),
+        Wrong("free does nothing", unit(free="pass"), "parameters still hold", NOTHING_ELSE),
+        Wrong(
+            "a full copy is kept",
+            unit(more="self.full = flat", gather="(all_gather(self.shard), self.full)[0]"),
+            says="its shard is",
+            loses=NOTHING_ELSE,
+        ),
+        Wrong(
+            "the first values are kept, nothing is gathered",
+            unit(more="self.full = flat.clone()", gather="self.full"),
+            says="Gather the shards, not a copy",
+            loses=FILLED,
+        ),
+        Wrong(
+            "the shard is a view of everything",
+            unit(shard="flat.chunk(self.world)[self.rank]"),
+            says="its shard is",
+            loses=NOTHING_ELSE,
+        ),
+        Wrong(
+            "autograd sees the refill",
+            unit(
+                refill="p.untyped_storage().resize_(p.numel() * 4)\n"
+                "            with torch.no_grad():\n"
+                "                p.copy_(flat[offset : offset + p.numel()].view_as(p))"
+            ),
+            says="modified by an inplace operation",
+            loses=FILLED,
+        ),
+        Wrong(
+            "every rank broadcasts its shard",
+            unit(gather="torch.cat([self.broadcast(r) for r in range(self.world)])")
+            + """
+    def broadcast(self, source):
+        shard = self.shard.clone()
+        dist.broadcast(shard, source)
+        return shard
+""",
+            says="one all_gather each does it",
+            loses=ONE_GATHER,
+        ),
+        Wrong(
+            "every rank sends a whole unit, zeros but for its shard",
+            unit(
+                gather="sum(all_gather(torch.nn.functional.pad(self.shard, (\n"
+                "            self.rank * len(self.shard),\n"
+                "            (self.world - 1 - self.rank) * len(self.shard),\n"
+                "        ))).chunk(self.world))"
+            ),
+            says="all shards together are",
+            loses=ONE_GATHER,
+        ),
+        Wrong(
+            "every rank the first shard",
+            unit(shard="flat.chunk(self.world)[0].clone()"),
+            says="After gather, rank 0's parameter",
+            loses=FILLED,
+        ),
+    ],
+    "11.zero3": [
+        Wrong(
+            "whole parameters everywhere, gradients averaged",
+            """
+def shard_blocks(model):
+    world, rank = dist.get_world_size(), dist.get_rank()
+    shards = []
+
+    def shard_block(block):
+        parameters = list(block.parameters())
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % world))
+        shard = flat.chunk(world)[rank].clone()
+        waiting = set(parameters)
+
+        def gather(*_):
+            whole, offset = all_gather(shard), 0
+            for p in parameters:
+                p.data.copy_(whole[offset : offset + p.numel()].view_as(p))
+                offset += p.numel()
+
+        def ready(p):
+            waiting.discard(p)
+            if waiting:
+                return
+            waiting.update(parameters)
+            gradient = torch.cat([p.grad.flatten() for p in parameters])
+            padded = torch.nn.functional.pad(gradient, (0, -len(gradient) % world))
+            shard.grad = reduce_scatter(padded) / world
+            for p in parameters:
+                p.grad = None
+
+        block.register_forward_pre_hook(gather)
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(ready)
+        shards.append(shard)
+
+    for block in model:
+        shard_block(block)
+    return shards
+""",
+            says="Before the first step",
+            loses=WHOLE,
+        ),
+        Wrong(
+            "kept whole after forward",
+            zero3(after_forward="pass", before_backward="pass"),
+            says="blocks were whole",
+            loses=WHOLE,
+        ),
+        Wrong("not freed after backward", zero3(after_backward="pass"), "blocks were whole", WHOLE),
+        Wrong(
+            "the sum of the gradients",
+            zero3(reduce="reduce_scatter(padded)"),
+            says="divide by the number of ranks",
+            loses=SGD,
+        ),
+        Wrong(
+            "the rank's own gradient",
+            zero3(reduce="padded.chunk(world)[rank].clone()"),
+            says="used the rank's own gradient",
+            loses=SGD,
+        ),
+        Wrong(
+            "full gradients stay",
+            zero3(drop="for p in parameters:\n                p.grad.zero_()"),
+            says="full gradients are left",
+            loses=WHOLE,
+        ),
+        Wrong(
+            "an all-reduce, then a slice",
+            zero3(reduce="(dist.all_reduce(padded), padded.chunk(world)[rank] / world)[1]"),
+            says="called all_reduce in backward",
+            loses=CALLS,
+        ),
+        Wrong(
+            "gathered twice before backward",
+            zero3(before_backward="gather(); gather()"),
+            says="is gathered and reduced once",
+            loses=CALLS,
+        ),
+        Wrong(
+            "gathered once, and kept",
+            zero3()
+            .replace("whole, offset = all_gather(shard), 0", "offset, whole = 0, kept[0]")
+            .replace("        def gather():", "        kept = []\n\n        def gather():")
+            .replace(
+                "offset, whole =", "kept.append(all_gather(shard))\n            offset, whole ="
+            ),
+            says="The shards have changed since",
+            loses=SGD,
+        ),
+        Wrong(
+            "everybody gets all gradients",
+            zero3(
+                reduce="reduce_scatter(padded.repeat(world)).chunk(world)[rank] / world",
+            ),
+            says="called all_to_all on",
+            loses=CALLS,
+        ),
+        Wrong(
+            "not gathered for backward",
+            zero3(before_backward="pass"),
+            says="raised",
+            loses=SGD,
+        ),
+    ],
+    "11.prefetch": [
+        Wrong(
+            "one after the other",
+            prefetch(
+                "for unit in units:\n        unit.gather().wait()\n"
+                "        x = unit.compute(x)\n        unit.free()"
+            ),
+            says="start the next one before you compute",
+            loses=HIDDEN,
+        ),
+        Wrong(
+            "everything at the start",
+            prefetch(
+                "works = [unit.gather() for unit in units]\n"
+                "    for unit, work in zip(units, works):\n        work.wait()\n"
+                "        x = unit.compute(x)\n        unit.free()"
+            ),
+            says="Free a unit before you ask for the third",
+            loses=TWO,
+        ),
+        Wrong(
+            "started early, and waited for at once",
+            prefetch(
+                "units[0].gather().wait()\n    for unit, next in zip(units, [*units[1:], None]):\n"
+                "        if next:\n            next.gather().wait()\n"
+                "        x = unit.compute(x)\n        unit.free()"
+            ),
+            says="start the next one before you compute",
+            loses=HIDDEN,
+        ),
+        Wrong(
+            "nobody waits",
+            prefetch(
+                "units[0].gather()\n    for unit, next in zip(units, [*units[1:], None]):\n"
+                "        if next:\n            next.gather()\n"
+                "        x = unit.compute(x)\n        unit.free()"
+            ),
+            says="before its gather was waited for",
+            loses=OUTPUT,
+        ),
+        Wrong(
+            "the last unit stays",
+            prefetch(
+                "work = units[0].gather()\n    for unit, next in zip(units, [*units[1:], None]):\n"
+                "        work.wait()\n        if next:\n            work = next.gather()\n"
+                "        x = unit.compute(x)\n        if next:\n            unit.free()"
+            ),
+            says="still holds 1 units",
+            loses=TWO,
+        ),
+        Wrong(
+            "freed one unit late",
+            prefetch(
+                "work, last = units[0].gather(), None\n"
+                "    for unit, next in zip(units, [*units[1:], None]):\n"
+                "        work.wait()\n        if next:\n            work = next.gather()\n"
+                "        x = unit.compute(x)\n        if last:\n            last.free()\n"
+                "        last = unit\n    last.free()"
+            ),
+            says="Free a unit before you ask for the third",
+            loses=TWO,
+        ),
+        Wrong(
+            "the last unit first",
+            prefetch(
+                "for unit in reversed(units):\n        unit.gather().wait()\n"
+                "        x = unit.compute(x)\n        unit.free()"
+            ),
+            says="all units, in order",
+            loses=OUTPUT,
+        ),
+    ],
+    "11.backward_order": [
+        Wrong("a gather too late", order("CAFDEGB"), "hides behind nothing", WORKS),
+        Wrong("whole during the update", order("CFADGBE"), "stale after it", WORKS),
+        Wrong("freed before computing", order("CFEADGB"), "would be gone", WORKS),
+        Wrong("reduced before computing", order("CFDAEGB"), "no gradient to reduce yet", WORKS),
+        Wrong("the optimizer before the mean", order("CFADEBG"), "the mean over all ranks", WORKS),
+        Wrong("waited for what was not started", order("CFAGDEB"), "nothing was started", WORKS),
+        Wrong("a letter left out", order("CFADEG"), "each once", LETTERS),
+    ],
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "11.unit": [
+        (
+            "one flat storage, whose views the parameters are",
+            """
+class Unit:
+    def __init__(self, parameters):
+        world = dist.get_world_size()
+        numel = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(-(-numel // world) * world)
+        self.bytes = self.flat.untyped_storage().nbytes()
+        offset = 0
+        for p in parameters:
+            view = self.flat[offset : offset + p.numel()].view(p.shape)
+            view.copy_(p.data)
+            p.data = view
+            offset += p.numel()
+        self.shard = self.flat.chunk(world)[dist.get_rank()].clone()
+        self.free()
+
+    def gather(self):
+        self.flat.untyped_storage().resize_(self.bytes)
+        dist.all_gather_into_tensor(self.flat, self.shard.detach())
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+""",
+        ),
+        (
+            "the shard is a Parameter, the version counter is held",
+            """
+class Unit:
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        with torch.no_grad():
+            flat = torch.nn.utils.parameters_to_vector(parameters)
+        size = (flat.numel() + self.world - 1) // self.world
+        shard = torch.zeros(size)
+        own = flat[self.rank * size : (self.rank + 1) * size]
+        shard[: own.numel()] = own
+        self.shard = torch.nn.Parameter(shard)
+        self.free()
+
+    def gather(self):
+        parts = [torch.empty_like(self.shard) for _ in range(self.world)]
+        dist.all_gather(parts, self.shard.data)
+        numels = [p.numel() for p in self.parameters]
+        flat = torch.cat(parts)[: sum(numels)]
+        for p, piece in zip(self.parameters, flat.split(numels)):
+            p.untyped_storage().resize_(piece.numel() * piece.element_size())
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(p):
+                p.copy_(piece.view_as(p))
+
+    def free(self):
+        for p in self.parameters:
+            p.untyped_storage().resize_(0)
+""",
+        ),
+    ],
+    "11.zero3": [
+        (
+            "full backward hooks, but for the block without an input gradient",
+            """
+class Sharded:
+    def __init__(self, block, first):
+        self.parameters = list(block.parameters())
+        self.world = dist.get_world_size()
+        self.numel = sum(p.numel() for p in self.parameters)
+        self.pad = -self.numel % self.world
+        own = self.flatten(p.data for p in self.parameters).chunk(self.world)
+        self.shard = torch.nn.Parameter(own[dist.get_rank()].clone())
+        self.missing = len(self.parameters)
+        block.register_forward_pre_hook(lambda module, inputs: self.gather())
+        block.register_forward_hook(lambda module, inputs, output: self.free())
+        block.register_full_backward_pre_hook(lambda module, gradients: self.gather())
+        if first:
+            for p in self.parameters:
+                p.register_post_accumulate_grad_hook(lambda p: self.count())
+        else:
+            block.register_full_backward_hook(lambda module, ins, outs: self.reduce())
+        self.free()
+
+    def flatten(self, tensors):
+        return torch.nn.functional.pad(torch.cat([t.flatten() for t in tensors]), (0, self.pad))
+
+    def gather(self):
+        whole = all_gather(self.shard.data)
+        for p in self.parameters:
+            p.untyped_storage().resize_(4 * p.numel())
+            piece, whole = whole[: p.numel()], whole[p.numel() :]
+            p.data.copy_(piece.view(p.shape))
+
+    def free(self):
+        for p in self.parameters:
+            p.untyped_storage().resize_(0)
+
+    def count(self):
+        self.missing -= 1
+        if self.missing == 0:
+            self.missing = len(self.parameters)
+            self.reduce()
+
+    def reduce(self):
+        mean = reduce_scatter(self.flatten(p.grad for p in self.parameters)) / self.world
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.parameters:
+            p.grad = None
+        self.free()
+
+
+def shard_blocks(model):
+    return [Sharded(block, first=index == 0).shard for index, block in enumerate(model)]
+""",
+        ),
+        (
+            "the next block is fetched ahead, reductions end in a final callback",
+            """
+class Block:
+    def __init__(self, module):
+        world = dist.get_world_size()
+        self.parameters = list(module.parameters())
+        self.numels = [p.numel() for p in self.parameters]
+        size = -(-sum(self.numels) // world)
+        self.flat = torch.zeros(size * world)
+        for p, view in zip(self.parameters, self.flat[: sum(self.numels)].split(self.numels)):
+            view.copy_(p.data.flatten())
+            p.data = view.view_as(p)
+        self.bytes = 4 * size * world
+        self.shard = self.flat.view(world, size)[dist.get_rank()].clone()
+        self.work, self.here, self.missing = None, True, 0
+        self.free()
+
+    def fetch(self):
+        if self.here or self.work is not None:
+            return
+        self.flat.untyped_storage().resize_(self.bytes)
+        parts = list(self.flat.chunk(dist.get_world_size()))
+        self.work = dist.all_gather(parts, self.shard, async_op=True)
+
+    def wait(self):
+        self.fetch()
+        if self.work is not None:
+            self.work.wait()
+        self.work, self.here = None, True
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+        self.here = False
+
+
+def shard_blocks(model):
+    world = dist.get_world_size()
+    blocks = [Block(module) for module in model]
+    reducing = []
+
+    def finish():
+        for block, parts, work in reducing:
+            work.wait()
+            mean = parts.view(world, -1).mean(0)
+            block.shard.grad = mean if block.shard.grad is None else block.shard.grad + mean
+        reducing.clear()
+
+    def begin(index, following):
+        blocks[index].wait()
+        if 0 <= following < len(blocks):
+            blocks[following].fetch()
+
+    def before_backward(index, gradient):
+        begin(index, index - 1)
+        blocks[index].missing = len(blocks[index].parameters)
+
+    def after_forward(index, output):
+        if index < len(blocks) - 1:  # backward begins with the last one: it stays
+            blocks[index].free()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: before_backward(index, gradient))
+
+    def ready(index, parameter):
+        block = blocks[index]
+        block.missing -= 1
+        if block.missing:
+            return
+        flat = torch.zeros(block.bytes // 4)
+        flat[: sum(block.numels)] = torch.cat([p.grad.flatten() for p in block.parameters])
+        parts = torch.empty_like(flat)
+        if not reducing:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)
+        reducing.append((block, parts, dist.all_to_all_single(parts, flat, async_op=True)))
+        for p in block.parameters:
+            p.grad = None
+        block.free()
+
+    for i, module in enumerate(model):
+        module.register_forward_pre_hook(lambda m, x, i=i: begin(i, i + 1))
+        module.register_forward_hook(lambda m, x, y, i=i: after_forward(i, y))
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(lambda p, i=i: ready(i, p))
+    return [block.shard for block in blocks]
+""",
+        ),
+        (
+            "an identity whose backward gathers",
+            """
+class GatherInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, gather):
+        ctx.gather = gather
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.gather()
+        return gradient, None
+
+
+def shard_blocks(model):
+    return [shard_block(block) for block in model]
+
+
+def shard_block(block):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    weights = list(block.parameters())
+    numel = sum(w.numel() for w in weights)
+    size = (numel + world - 1) // world
+    begun = torch.zeros(size * world)
+    begun[:numel] = torch.cat([w.detach().reshape(-1) for w in weights])
+    shard = begun[rank * size : (rank + 1) * size].clone().requires_grad_()
+    gradients = {}
+
+    def gather():
+        whole = torch.empty(size * world)
+        dist.all_gather_into_tensor(whole, shard.detach())
+        for w, piece in zip(weights, whole[:numel].split([w.numel() for w in weights])):
+            w.untyped_storage().resize_(piece.nbytes)
+            w.data.copy_(piece.view(w.shape))
+
+    def free():
+        for w in weights:
+            w.untyped_storage().resize_(0)
+
+    def collect(w):
+        gradients[w], w.grad = w.grad.reshape(-1), None
+        if len(gradients) == len(weights):
+            flat = torch.zeros(size * world)
+            flat[:numel] = torch.cat([gradients[w] for w in weights])
+            gradients.clear()
+            free()
+            mean = reduce_scatter(flat).div(world)
+            shard.grad = mean if shard.grad is None else shard.grad.add(mean)
+
+    def after(module, inputs, output):
+        free()
+        return GatherInBackward.apply(output, gather)
+
+    block.register_forward_pre_hook(lambda *_: gather())
+    block.register_forward_hook(after)
+    for w in weights:
+        w.register_post_accumulate_grad_hook(collect)
+    free()
+    return shard
+""",
+        ),
+    ],
+    "11.prefetch": [
+        (
+            "pairs of units, the next one asked for before this one is there",
+            """
+def prefetching_forward(units, x):
+    work = units[0].gather()
+    for unit, following in zip(units, [*units[1:], None]):
+        ahead = following.gather() if following is not None else None
+        work.wait()
+        x = unit.compute(x)
+        unit.free()
+        work = ahead
+    return x
+""",
+        ),
+        (
+            "recursion",
+            """
+def prefetching_forward(units, x):
+    def go(index, work, x):
+        work.wait()
+        if index == len(units) - 1:
+            y = units[index].compute(x)
+            units[index].free()
+            return y
+        next_work = units[index + 1].gather()
+        y = units[index].compute(x)
+        units[index].free()
+        return go(index + 1, next_work, y)
+
+    return go(0, units[0].gather(), x)
+""",
+        ),
+    ],
+    "11.backward_order": [
+        ("freed before the reduction", 'def backward_order():\n    return list("CFAEDGB")'),
+        ("freed at the end", 'def backward_order():\n    return list("CFADGEB")'),
+        ("asks ahead before it waits", 'def backward_order():\n    return list("FCADEGB")'),
+    ],
+}

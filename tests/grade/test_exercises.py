@@ -1,0 +1,487 @@
+"""The author's test: solutions pass, stubs fail kindly, every wrong answer hears its own sentence.
+
+It is general: a new task, notebook or wrong answer needs no line here.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nbformat
+import notebook_rules
+import pytest
+import small_course
+from answers import trying
+
+from ddpz_lite.cli import check as command_check
+from ddpz_lite.cli import main
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.check import NotAttempted, check
+from ddpz_lite.grade.notebooks import of, role
+from ddpz_lite.grade.progress import Progress
+from ddpz_lite.grade.task import find, tasks
+
+LEAST_WRONG = 5
+LEAST_SENTENCES = 5  # two mistakes may deserve the same one
+TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
+WRONG = [(task, wrong) for task in TASKS for wrong in trying.variants(task.id)]
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setenv("DDPZ_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def exercise():
+    """The exercise of a lesson, made from its master: exercise("03")."""
+    made = {}
+
+    def make(lesson: str) -> nbformat.NotebookNode:
+        if lesson not in made:
+            (path,) = trying.SOLUTIONS.glob(f"{lesson}_*.ipynb")
+            made[lesson] = nbformat.v4.reads(notebooks.make(path)[1])
+        return copy.deepcopy(made[lesson])
+
+    return make
+
+
+def by_id(values):
+    return [pytest.param(value, id=value.id) for value in values]
+
+
+def by_lesson():
+    return pytest.mark.parametrize("lesson", trying.lessons())
+
+
+# ---- what every task has ----
+
+
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_a_task_has_minutes_points_hints_and_a_debrief(task):
+    assert 3 <= task.minutes <= 60 and task.points >= 2
+    assert len(task.hints) == len({*task.hints}) == 3 and all(len(hint) > 20 for hint in task.hints)
+    assert "?" in task.hints[0], "the first hint is a question"
+    assert len(task.debrief) > 60
+    assert len({aspect.says for aspect in task.aspects}) == len(task.aspects)
+
+
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_a_task_has_five_wrong_answers_and_sentences_of_its_own(task):
+    variants = trying.variants(task.id)
+    assert len(variants) >= LEAST_WRONG
+    assert len({wrong.name for wrong in variants}) == len(variants)
+    assert len({wrong.says for wrong in variants}) >= LEAST_SENTENCES
+    assert all(len(wrong.says) >= 6 for wrong in variants)
+
+
+@by_lesson()
+def test_exercises_are_what_their_masters_make_of_them(lesson, root):
+    """Fails too where you solved an exercise in place: your own work is then all that differs."""
+    (path,) = trying.SOLUTIONS.glob(f"{lesson}_*.ipynb")
+    master, copy_ = notebooks.make(path)
+    assert path.read_text(encoding="utf-8") == master, "run: make exercises"
+    there = (root / "exercises" / path.name).read_text(encoding="utf-8")
+    assert there == copy_, "run: make exercises"
+
+
+@by_lesson()
+def test_the_stored_output_of_a_check_in_the_master_is_the_passing_one(lesson):
+    for cell in trying.master(lesson).cells:
+        if role(cell) == "check":
+            (output,) = cell.outputs
+            assert output.text == notebooks.praise(find(of(cell))), "run: ddpz lessons --write"
+
+
+@by_lesson()
+def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
+    notebook = exercise(lesson)
+    text = nbformat.v4.writes(notebook)
+    assert notebooks.BEGIN not in text and notebooks.END not in text
+    ids = [cell.id for cell in trying.master(lesson).cells]
+    assert [cell.id for cell in notebook.cells] == ids
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and role(cell) != "check":
+            assert cell.outputs == [] and cell.execution_count is None
+    for rule in (notebook_rules.headings, notebook_rules.alt_text, notebook_rules.plain_file):
+        assert list(rule(notebook)) == []
+
+
+# ---- what becomes of answers ----
+
+
+def define(notebook, task):
+    return trying.run(notebooks.program(notebook, task.id))[task.answer]
+
+
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_an_untouched_exercise_fails_with_a_kind_message(task, exercise, capsys):
+    with pytest.raises(NotAttempted) as failed:
+        check(task.id, define(exercise(task.lesson), task))
+    assert f"{task.points} points" in str(failed.value) and "check.hint(" in str(failed.value)
+    assert len(failed.value._render_traceback_()) == 1
+    assert capsys.readouterr().out == ""
+    mark = Progress.load().of(task.id)
+    assert (mark.points, mark.tries) == (0, 0)
+
+
+class OfLesson:
+    """One class per lesson, so that pytest-xdist may run lessons side by side."""
+
+    lesson = ""
+
+    @pytest.mark.slow
+    def test_solution_gets_full_points(self, task):
+        verdict = trying.judge(task, trying.master(task.lesson))
+        assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
+
+    @pytest.mark.slow
+    def test_wrong_answer_hears_its_own_sentence(self, task, wrong):
+        verdict = trying.judge(task, trying.master(task.lesson), wrong.source)
+        assert not trying.missed(task, wrong, verdict)
+
+    @pytest.mark.slow
+    def test_nbval(self, exercise, tmp_path):
+        """Red at exactly the check cells of the untouched exercise; green with the solutions."""
+        untouched = exercise(self.lesson)
+        solved = solutions_typed_in(untouched, trying.master(self.lesson))
+        nbformat.write(untouched, tmp_path / "untouched.ipynb")
+        nbformat.write(solved, tmp_path / "solved.ipynb")
+        report = nbval(tmp_path)
+        code = [cell for cell in untouched.cells if cell.cell_type == "code"]
+        checks = {f"Cell {i}" for i, cell in enumerate(code) if role(cell) == "check"}
+        assert {name for name, text in report["untouched.ipynb"].items() if text} == checks
+        for name in checks:
+            assert "is not solved yet" in report["untouched.ipynb"][name]
+            assert "Traceback (most recent" not in report["untouched.ipynb"][name]
+        assert len(report["solved.ipynb"]) == len(code)
+        assert not any(report["solved.ipynb"].values()), report["solved.ipynb"]
+
+
+for _lesson in trying.lessons():
+    globals()[f"TestLesson{_lesson}"] = type(
+        f"TestLesson{_lesson}", (OfLesson,), {"lesson": _lesson}
+    )
+
+
+def pytest_generate_tests(metafunc):
+    lesson = getattr(metafunc.cls, "lesson", None)
+    if lesson is None:
+        return
+    if "wrong" in metafunc.fixturenames:
+        metafunc.parametrize(
+            ("task", "wrong"),
+            [
+                pytest.param(task, wrong, id=f"{task.id}-{wrong.name}")
+                for task, wrong in WRONG
+                if task.lesson == lesson
+            ],
+        )
+    elif "task" in metafunc.fixturenames:
+        metafunc.parametrize("task", by_id(t for t in TASKS if t.lesson == lesson))
+
+
+def solutions_typed_in(untouched, master):
+    """The exercise after a learner filled its answer cells, with the outputs it came with."""
+    notebook = copy.deepcopy(untouched)
+    sources = {cell.id: cell.source for cell in master.cells}
+    for cell in notebook.cells:
+        if role(cell) == "answer":
+            lines = sources[cell.id].splitlines()
+            marks = (notebooks.BEGIN, notebooks.END)
+            cell.source = "\n".join(line for line in lines if line.strip() not in marks)
+    return notebook
+
+
+def nbval(folder: Path) -> dict[str, dict[str, str]]:
+    """{notebook: {"Cell 0": the message of its failure, or ""}} of all notebooks in `folder`."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
+    command += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=90", "--color=no"]
+    command += ["-c", os.devnull, "--rootdir", ".", "--junitxml=report.xml", "."]
+    command += ["-p", "ddpz_lite.cli.kernel"]  # beside other tests: kernels draw no ports
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=280)
+    report: dict[str, dict[str, str]] = {}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
+        failures = [element.text or "" for element in case if element.tag in ("failure", "error")]
+        report.setdefault(case.get("classname"), {})[case.get("name")] = "\n".join(failures)
+    return report
+
+
+# ---- the form of a master: what is wrong is said in one line ----
+
+
+@pytest.fixture
+def one_task(monkeypatch):
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
+
+
+def source(position, old, new):
+    def change(notebook):
+        cell = notebook.cells[position]
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
+
+    return change
+
+
+IN_A_CLASS = """class weighted_mean:
+    ### BEGIN SOLUTION
+    x = 1
+    ### END SOLUTION"""
+
+
+def as_words(notebook):
+    cell = notebook.cells[3]
+    words = nbformat.v4.new_markdown_cell(cell.source, id=cell.id, metadata=cell.metadata)
+    notebook.cells[3] = words
+
+
+SPOILS = [
+    ("line 3 begins has no '### END SOLUTION'", source(3, "    ### END SOLUTION", "")),
+    ("line 3 ends a solution that no line began", source(3, "BEGIN", "END")),
+    (
+        "begins a solution inside that of line 3",
+        source(3, "    parts = [", "    ### BEGIN SOLUTION\n    parts = ["),
+    ),
+    (
+        "is in no function: its stub stops the cell",
+        lambda n: n.cells[3].update(source=IN_A_CLASS),
+    ),
+    (
+        "there is no solution between",
+        lambda n: n.cells[3].update(source="def weighted_mean():\n    pass"),
+    ),
+    ("it is no Python any more", source(3, "(gradients", "((gradients")),
+    ("it does not define weighted_mean", source(3, "weighted_mean", "mean")),
+    ("marks of a solution, and it is not an answer", source(1, "import", "### BEGIN SOLUTION\n#")),
+    ("cell 'given' has no role", lambda n: n.cells[1].metadata.clear()),
+    ("cell 'weighted_mean-answer' has no role", lambda n: n.cells[3].metadata.clear()),
+    ("of a task '03.mean'", lambda n: n.cells[3].metadata.ddpz.update(task="03.mean")),
+    ("no essay of a task", lambda n: n.cells[2].metadata.ddpz.update(role="essay")),
+    ("its id must be 'weighted_mean-answer'", lambda n: n.cells[3].update(id="mine")),
+    ("a markdown cell cannot be the answer", as_words),
+    ("must be exactly check(", source(4, "weighted_mean)", "weighted_mean )")),
+    ("missing: 03.weighted_mean check", lambda n: n.cells.pop(4)),
+    ("not in the order of the tasks", lambda n: n.cells.insert(2, n.cells.pop(3))),
+    ("it says 4 points; the task has '5 points'", source(2, "5 points", "4 points")),
+    ("it says no minutes; the task has '10 minutes'", source(2, "10 minutes", "soon")),
+    ("begin with a heading", source(2, "## 1", "1")),
+    ("the first code cell must be given", source(1, "from ddpz_lite import check", "")),
+    ("metadata says 11 minutes", lambda n: n.metadata.ddpz.update(minutes=11)),
+    ("does not say '10 minutes'", source(0, "10 minutes", "a while")),
+    ("does not say the title of the metadata", source(0, "# Mean", "# Median")),
+    ("says exercise '04'", lambda n: n.metadata.ddpz.update(exercise="04")),
+    ("says exercise None", lambda n: n.metadata.clear()),
+]
+
+
+def test_a_small_master_has_the_form(one_task):
+    assert list(notebooks.complaints(small_course.master(), "03_mean")) == []
+
+
+@pytest.mark.parametrize(("complaint", "spoil"), SPOILS)
+def test_a_spoilt_master_is_refused_in_one_line(one_task, complaint, spoil, tmp_path):
+    notebook = small_course.master()
+    spoil(notebook)
+    path = tmp_path / "solutions" / "03_mean.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    with pytest.raises(notebooks.Malformed) as refused:
+        notebooks.make(path)
+    assert complaint in str(refused.value), str(refused.value)
+    assert str(refused.value).startswith("solutions/03_mean.ipynb: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path):
+    for text in ("", "{}", "[1]", "not json", '{"nbformat": 3, "worksheets": []}'):
+        path = tmp_path / "03_mean.ipynb"
+        path.write_text(text)
+        with pytest.raises(notebooks.Malformed, match=r"03_mean\.ipynb is not a notebook"):
+            notebooks.read(path)
+
+
+def test_two_solutions_in_one_cell_become_two_stubs():
+    mark = f"        {notebooks.BEGIN}\n        {notebooks.END}"
+    text = f"class A:\n    def a(self):\n{mark}\n\n    def b(self):\n        y = 1\n{mark}"
+    assert notebooks.stubbed(text) == (
+        "class A:\n    def a(self):\n        raise NotImplementedError\n\n"
+        "    def b(self):\n        y = 1\n        raise NotImplementedError"
+    )
+
+
+# ---- the two folders ----
+
+
+@pytest.fixture
+def course(one_task, tmp_path, monkeypatch):
+    """A course with one master, and the command at work in it."""
+    (tmp_path / "solutions").mkdir()
+    nbformat.write(small_course.master(), tmp_path / "solutions" / "03_mean.ipynb")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_writes_once_and_then_has_nothing_to_do(course, capsys):
+    assert main(["exercises", "--check"]) == 1
+    assert "exercises/03_mean.ipynb differs" in capsys.readouterr().out
+    assert not (course / "exercises").exists()
+    assert main(["exercises"]) == 0
+    assert "wrote exercises/03_mean.ipynb" in capsys.readouterr().out
+    assert main(["exercises", "--check"]) == 0 and main(["exercises"]) == 0
+    assert capsys.readouterr().out == "all are up to date\n" * 2
+
+
+def test_nbgrader_knows_the_cells(course):
+    main(["exercises"])
+    for folder in ("solutions", "exercises"):
+        notebook = notebooks.read(course / folder / "03_mean.ipynb")
+        known = {cell.id: cell.metadata.get("nbgrader") for cell in notebook.cells}
+        assert known["words"] is None
+        answer, judged = known["weighted_mean-answer"], known["weighted_mean-check"]
+        assert (answer["solution"], answer["locked"], answer["grade"]) == (True, False, False)
+        assert (judged["solution"], judged["locked"], judged["grade"]) == (False, True, True)
+        assert judged["points"] == 5 and judged["schema_version"] == 3
+        assert known["given"]["locked"] and not known["given"]["grade"]
+
+
+def test_work_in_an_exercise_is_not_overwritten(course, capsys):
+    main(["exercises"])
+    path = course / "exercises" / "03_mean.ipynb"
+    worked = path.read_text().replace(notebooks.STUB, "pass")
+    path.write_text(worked)
+    assert main(["exercises"]) == 2
+    assert "holds answers (03.weighted_mean), which would be lost" in capsys.readouterr().err
+    assert path.read_text() == worked
+
+
+def test_a_bad_master_does_not_keep_the_others_from_being_written(course, capsys):
+    bad = small_course.master()
+    bad.cells.pop()
+    nbformat.write(bad, course / "solutions" / "03_bad.ipynb")
+    (course / "exercises").mkdir()
+    (course / "exercises" / "03_old.ipynb").write_text("{}")
+    assert main(["exercises"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert "wrote exercises/03_mean.ipynb" in out
+    assert "solutions/03_bad.ipynb: missing: 03.weighted_mean check" in out
+    assert "exercises/03_old.ipynb has no master in solutions/" in out
+
+
+def test_a_folder_without_masters_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ddpz_lite.cli.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    assert main(["exercises"]) == 2
+    assert "no notebook in solutions/" in capsys.readouterr().err
+
+
+# ---- ddpz check ----
+
+
+RAN = (  # (what the check cell printed, the error in it, the error in the answer cell), the line
+    (("03.weighted_mean   5 of 5 points\n  pass  x\n", None, None), " 5 of  5  solved"),
+    (
+        ("03.weighted_mean   3 of 5 points\n  FAIL  calls:\n", "CheckFailed: 3 of 5", None),
+        " 3 of  5  not yet: calls",
+    ),
+    (("", "NotAttempted: not solved", None), " 0 of  5  not attempted"),
+    (("", "NameError: no x", "SyntaxError: bad\nline 3"), " 0 of  5  SyntaxError: bad"),
+    (("", "KeyboardInterrupt: ", None), " 0 of  5  stopped: it did not end in time"),
+    (("", None, None), " 0 of  5  the kernel died"),
+    (("03.forged   5 of 5 points\n", None, None), " 0 of  5  the kernel died"),
+)
+
+
+@pytest.mark.parametrize(("ran", "line"), RAN)
+def test_the_line_of_a_task_says_what_became_of_it(ran, line):
+    printed, failed, spoilt = ran
+    notebook = small_course.master()
+    answer, judged = notebook.cells[3:]
+    if printed:
+        judged.outputs.append(nbformat.v4.new_output("stream", name="stdout", text=printed))
+    for cell, error in ((judged, failed), (answer, spoilt)):
+        if error:
+            name, value = error.split(": ", 1)
+            cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=value))
+    task = find("03.weighted_mean")
+    lines = command_check.table([command_check._line(task, notebook, "the kernel died")])
+    assert lines.splitlines()[0] == f"03.weighted_mean  {line}"
+    assert ("a hint" in lines) == ("solved" not in line)
+
+
+def test_a_notebook_without_its_check_cell_is_told_so():
+    notebook = small_course.master()
+    notebook.cells.pop()
+    line = command_check._line(find("03.weighted_mean"), notebook, "")
+    assert line.points == 0 and "its check cell is missing" in line.says
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "complaint"),
+    [
+        ([], ["47"], "lesson '47' has no exercises; these have: 01, 02, 03"),
+        ([], ["03"], "no notebook 03_*.ipynb in"),
+        (["03_a.ipynb", "03_b.ipynb"], ["03"], "more than one notebook for 03"),
+        (["03_a.ipynb"], ["03"], "03_a.ipynb is not a notebook of version 4"),
+    ],
+)
+def test_check_says_what_it_cannot_run(files, words, complaint, tmp_path, capsys):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    assert main(["check", *words, "--dir", str(tmp_path)]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_check_runs_the_notebook_and_goes_on_after_a_cell_without_end(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(command_check, "tasks", lambda lesson: [find("03.weighted_mean")])
+    path = tmp_path / "03_mine.ipynb"
+    solved = small_course.master()
+    solved.cells.insert(1, nbformat.v4.new_code_cell("while True:\n    pass"))
+    nbformat.write(solved, path)
+    before = path.read_bytes()
+    words = ["check", "03", "--dir", str(tmp_path), "--timeout", "30"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == (
+        "03.weighted_mean   5 of  5  solved\nsum                5 of  5\n"
+    )
+    assert path.read_bytes() == before
+    assert Progress.load().of("03.weighted_mean").points == 5
+    path.write_text(small_course.handed_in())
+    assert main(words) == 1
+    assert "03.weighted_mean   0 of  5  not attempted" in capsys.readouterr().out
+
+
+# ---- ddpz progress ----
+
+
+def test_progress_is_friendly_when_nothing_is_solved(capsys):
+    assert main(["progress"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing is solved yet: ")
+
+
+def test_progress_shows_bar_points_hints_and_the_sum(capsys):
+    progress = Progress.load()
+    mark = progress.of("03.weighted_mean")
+    mark.points, mark.out_of, mark.tries, mark.hints = 3, 5, 2, 1
+    progress.save()
+    assert main(["progress"]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
+    assert rows["sum"].split()[2:4] == ["3", "of"]
+    assert rows["0"].startswith("0 of ")
+
+
+def test_progress_that_is_not_ours_is_left_alone(tmp_path, capsys):
+    file = tmp_path / "home" / "progress.json"
+    file.parent.mkdir()
+    file.write_text("[]")
+    assert main(["progress"]) == 2
+    assert "Move it away" in capsys.readouterr().err and file.read_text() == "[]"

@@ -1,0 +1,79 @@
+"""Ready-made strategies are not to be had while an answer runs, and all else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SETUP = """
+import os, sys
+import torch, torch.distributed as dist
+from ddpz_lite.grade.guard import ReadyMade, own_work
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+model = torch.nn.Linear(2, 2)
+
+def ready_made():
+    yield lambda: torch.nn.parallel.DistributedDataParallel(model)
+    yield lambda: fsdp().fully_shard(torch.nn.Linear(2, 2))
+    yield lambda: fsdp().FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id="cpu")
+    yield lambda: zero1().ZeRO1(model.parameters(), torch.optim.SGD)
+
+def zero1():
+    import ddpz_lite.strategies.zero1
+    return ddpz_lite.strategies.zero1
+
+def fsdp():
+    import torch.distributed.fsdp
+    return torch.distributed.fsdp
+
+def all_refused():
+    for make in ready_made():
+        try:
+            make()
+        except ReadyMade as error:
+            assert "asks you to build" in str(error)
+        else:
+            raise AssertionError("not refused")
+"""
+CASES = {
+    "an optimizer, which imports FSDP by itself": """
+        assert "torch._dynamo" not in sys.modules
+        with own_work():
+            torch.optim.SGD(model.parameters(), lr=0.1)
+            all_refused()
+        assert "torch.distributed.fsdp" in sys.modules
+    """,
+    "nothing imported before": """
+        with own_work():
+            all_refused()
+    """,
+    "all imported before": """
+        import torch.distributed.fsdp, ddpz_lite.strategies.zero1
+        with own_work():
+            all_refused()
+    """,
+    "and afterwards they are": """
+        with own_work():
+            torch.optim.SGD(model.parameters(), lr=0.1)
+        for make in ready_made():
+            make()
+        assert not any(type(finder).__name__ == "_Refuse" for finder in sys.meta_path)
+    """,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_a_process_of_its_own(case):
+    program = SETUP + textwrap.dedent(CASES[case]) + "os._exit(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "DDPZ_WARM": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,186 @@
+"""No attack gains a point, reads a secret, leaves anything behind, or stops the batch."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+import small_course
+import torch
+from attacks.cells import ATTACKS, HONEST, RIGHT, Attack
+from attacks.files import FILES, notebook, put
+from leftovers import descriptors, gone
+from small_course import SOLVED
+
+from ddpz_lite.cli import grade as command
+from ddpz_lite.cli import main
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.score import score
+from ddpz_lite.grade.task import Observed, find
+from ddpz_lite.grader import Grounds, Limits, observe_in_sandbox, probe
+
+CAN = probe()
+sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
+TASK = find("03.weighted_mean")
+CANARY = "CANARY-5e0c1d"
+ROOT = Path(__file__).resolve().parents[2]
+SECRETS = (ROOT / "solutions", ROOT / "tests", ROOT / ".git" / "config", ROOT / "ddpz_lite/grade")
+# little of everything, so that bombs go off at once
+HASTY, PATIENT = 2.0, 60.0  # seconds for a case that may hang, and for one that must not
+LIMITS = Limits(memory=512 << 20, calls=500, waiting=64 << 20, cell=1.0)
+
+
+@pytest.fixture(scope="module")
+def grounds():
+    with Grounds():
+        observe("weighted_mean = right", [], False, PATIENT)  # the fork server is there
+        yield
+
+
+@pytest.fixture(autouse=True)
+def canaries(tmp_path, monkeypatch):
+    """A secret in a file, in the environment, and in this process's memory."""
+    (tmp_path / "hidden_checks.py").write_text(CANARY)
+    monkeypatch.setenv("GITHUB_TOKEN", CANARY)
+    return [str(tmp_path / "hidden_checks.py"), *map(str, SECRETS)]
+
+
+def observe(source: str, secrets: list[str], shut_in: bool, timeout: float) -> list[Observed]:
+    """Two ranks with equal batches, then two with unequal ones, of fresh inputs."""
+    drawn = TASK.cases(torch.Generator().manual_seed(int.from_bytes(os.urandom(4))))
+    given = f"{RIGHT}\nSECRETS = {secrets!r}\n"
+    cells = [("given", given), ("weighted_mean-answer", source)]
+    seen = []
+    for case in (replace(drawn[i], timeout=timeout) for i in (1, 3)):
+        seen += observe_in_sandbox(TASK, cells, [case], LIMITS, shut_in)
+        if seen[-1].outcome != "ok":
+            break
+    return seen
+
+
+def judged(seen: list[Observed]) -> tuple[str, int]:
+    """(status, points), as the grader gives them."""
+    try:
+        verdict = score(TASK, seen)
+    except Exception:  # a judge that met data no honest answer returns: see `batch`
+        return "wrong", 0
+    return verdict.status, verdict.points
+
+
+RUNS = [
+    pytest.param(attack, shut_in, id=f"{attack.id}, {'sandbox' if shut_in else 'limits alone'}",
+                 marks=[sandboxed] if shut_in else [])
+    for attack in ATTACKS
+    for shut_in in (True, False)
+    if shut_in or attack.alone
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attack", "shut_in"), RUNS)
+def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, grounds, canaries):
+    before, fds, files = family(), descriptors(), written()
+    timeout = HASTY if "timeout" in attack.statuses else PATIENT
+    seen = observe(attack.source, canaries, shut_in, timeout)
+    status, points = judged(seen)
+    assert points <= attack.points, seen
+    assert status in attack.statuses or points == attack.points > 0, (status, seen)
+    shown = repr([(s.sentence, s.data, s.ledger, s.spans) for s in seen])
+    assert CANARY not in shown
+    assert not shut_in or ("CANARY-" not in shown and "BEGIN SOLUTION" not in shown)
+    assert all(c.isprintable() or c == "\n" for s in seen for c in s.sentence)
+    assert max(len(s.sentence) for s in seen) < 1000
+    assert gone(list(family() - before))
+    assert descriptors() == fds
+    assert written() == files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shut_in", [pytest.param(True, marks=sandboxed), False])
+@pytest.mark.parametrize(("name", "source"), HONEST, ids=[name for name, _ in HONEST])
+def test_an_honest_answer_keeps_its_points(name, source, shut_in, grounds, canaries):
+    seen = observe(source, canaries, shut_in, PATIENT)
+    assert judged(seen) == ("ok", 5), seen
+
+
+def test_there_are_attacks_of_every_class():
+    classes = {attack.number for attack in [*ATTACKS, *FILES]}
+    assert classes == set(range(1, 21)), "the 21st are innocent: HONEST"
+    assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
+    assert len(ATTACKS) + len(FILES) >= 60
+
+
+# One of each class that acts while it runs, beside everything that acts while it is read.
+IN_CLASS = {attack.number: attack for attack in ATTACKS if attack.number not in (12, 13)}
+
+
+@pytest.fixture
+def hostile_class(tmp_path, monkeypatch):
+    """A class of attackers with an honest student at each end and one in the middle."""
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
+    monkeypatch.setattr(command, "Limits", lambda patience: LIMITS)
+    (tmp_path / "solutions").mkdir()
+    nbformat.write(small_course.master(), tmp_path / "solutions" / f"{small_course.NAME}.ipynb")
+    place = tmp_path / "class"
+    for name in ("a-honest", "honest-1", "z-honest"):
+        put(place, name, notebook(SOLVED))
+    for attack in IN_CLASS.values():
+        source = f"{RIGHT}\nSECRETS = {[str(tmp_path / 'hidden_checks.py')]!r}\n{attack.source}"
+        put(place, f"cell-{attack.number:02d}", notebook(source))
+    for attack in FILES:
+        attack.write(place)
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(command, "course", lambda folder: tmp_path / folder)
+    return place
+
+
+@pytest.mark.slow
+@sandboxed
+def test_a_hostile_class_is_graded_to_its_end(hostile_class, tmp_path, canaries, capsys):
+    files, before, fds = written(), family(), descriptors()
+    handed_in = contents(hostile_class)
+    assert main(["grade", str(hostile_class), "--out", str(tmp_path / "out"), "--jobs", "2"]) == 1
+    out = tmp_path / "out"
+    with open(out / "gradebook.csv", encoding="utf-8") as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    for name in ("a-honest", "honest-1", "z-honest"):
+        assert rows[name]["03.weighted_mean"] == "5", rows[name]
+    for attack in IN_CLASS.values():
+        assert float(rows[f"cell-{attack.number:02d}"]["03.weighted_mean"]) <= attack.points
+    for attack in FILES:
+        feedback = (out / "students" / attack.student / "feedback.md").read_text(encoding="utf-8")
+        if attack.points is None:
+            assert attack.reason in feedback, attack
+        else:
+            assert rows[attack.student]["03.weighted_mean"] == str(attack.points), attack
+    for path in (p for p in out.rglob("*") if p.is_file()):
+        text = path.read_text(encoding="utf-8")
+        assert CANARY not in text, path
+        if path.suffix in (".html", ".md"):  # elsewhere it is text, and shown as text
+            assert "<script>alert" not in text and "<img src=x" not in text, path
+        assert not {"\x1b", "\u202e"} & set(text), path
+        assert not [line for line in text.splitlines() if line.startswith("::")], path
+    assert contents(hostile_class) == handed_in
+    assert (written(), descriptors()) == (files, fds) and gone(list(family() - before))
+    assert "::set-output" not in capsys.readouterr().out
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Every file below a folder and its size."""
+    return {str(path): path.lstat().st_size for path in folder.rglob("*")}
+
+
+def family() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def written() -> list[str]:
+    """What an attack would leave."""
+    names = ("/tmp/ddpz-bomb-*", "/tmp/ddpz-pwned*", "/dev/shm/ddpz-bomb-*")
+    return sorted(path for name in names for path in glob.glob(name))

@@ -1,0 +1,51 @@
+"""What judges must not take for the property: answers that want its points without it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from answers import trying
+from attacks.student import CHEATS
+
+from ddpz_lite.grade.score import Verdict, score
+from ddpz_lite.grade.task import find
+from ddpz_lite.grader import Grounds, Limits, observe_in_sandbox, probe
+from ddpz_lite.grader.merge import Pristine, pristine
+
+SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not probe().ok, reason="no sandbox can be had here"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def grounds():
+    with Grounds():
+        yield
+
+
+@cache
+def exercise_of(lesson: str) -> Pristine:
+    (path,) = SOLUTIONS.glob(f"{lesson}_*.ipynb")
+    return pristine(path)
+
+
+def verdict(task_id: str, source: str) -> Verdict:
+    """Of an answer that is graded in the sandbox."""
+    task = find(task_id)
+    exercise = exercise_of(task.lesson)
+    given = [(name, text) for name, text, of in exercise.cells if of is None]
+    name = next(name for name, of in exercise.answers.items() if of == task_id)
+    cases = task.cases(torch.Generator().manual_seed(5))
+    seen = observe_in_sandbox(task, [*given, (name, source)], cases, Limits(patience=3))
+    return score(task, seen)
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=[f"{c.task}-{c.name}" for c in CHEATS])
+def test_an_answer_without_the_property_does_not_get_its_points(cheat):
+    found = verdict(cheat.task, cheat.source)
+    assert found.points <= cheat.points, trying.sentences(found)

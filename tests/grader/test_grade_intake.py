@@ -1,0 +1,602 @@
+"""What students hand in: who they are, what is taken, and one clear reason for each refusal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import struct
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+import small_course
+
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.task import find
+from ddpz_lite.grader import intake, merge
+from ddpz_lite.grader.intake import Refusal, Submission, clean
+
+STUB = small_course.handed_in()
+EXERCISE = f"{small_course.NAME}.ipynb"
+FOLDER = 0o40755 << 16
+LINK = (stat.S_IFLNK | 0o777) << 16
+
+
+@pytest.fixture(autouse=True)
+def one_task(monkeypatch):
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
+
+
+@pytest.fixture
+def known(tmp_path):
+    path = tmp_path / "course" / f"{small_course.NAME}.ipynb"
+    path.parent.mkdir()
+    nbformat.write(small_course.master(), path)
+    return {"03": merge.pristine(path)}
+
+
+@pytest.fixture
+def take(known, tmp_path):
+    def run(*paths):
+        return intake.take([tmp_path / path for path in paths], known)
+
+    return run
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Write a file below the test's folder: put("class/ada/x.ipynb", text)."""
+
+    def write(name: str, text: str | bytes = STUB) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def pack(tmp_path):
+    """Write a zip: pack("class.zip", {"ada/03_mean.ipynb": text}, links={"x": "/etc/passwd"})."""
+
+    def write(name: str, files: dict[str, str | bytes], links=()) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for member, text in files.items():
+                archive.writestr(zipfile.ZipInfo(member), text, zipfile.ZIP_DEFLATED)
+            for member in links:
+                info = zipfile.ZipInfo(member)
+                info.external_attr = LINK
+                archive.writestr(info, "/etc/passwd")
+        return path
+
+    return write
+
+
+def students(taken):
+    return {one.student for one in taken if isinstance(one, Submission)}
+
+
+def reason(taken):
+    (one,) = taken
+    assert isinstance(one, Refusal), one
+    assert "\n" not in one.reason
+    return one.reason
+
+
+# ---- who the student is ----
+
+
+def test_a_notebook_with_the_name_of_the_exercise_belongs_to_its_folder(put, take):
+    put(f"ada/{EXERCISE}")
+    assert students(take(f"ada/{EXERCISE}")) == {"ada"}
+
+
+def test_a_browser_s_second_copy_belongs_there_too(put, take):
+    put(f"ada/{small_course.NAME} (1).ipynb")
+    assert students(take("ada")) == {"ada"}
+
+
+def test_any_other_name_is_the_student_s(put, take):
+    for name in ("ada", "bob"):
+        put(f"class/{name}.ipynb")
+    assert students(take("class")) == {"ada", "bob"}
+
+
+def test_a_folder_per_student_below_a_class(put, take):
+    for name in ("ada", "bob"):
+        put(f"class/{name}/exercises/{EXERCISE}")
+        put(f"class/{name}/README.md")
+    assert students(take("class")) == {"ada", "bob"}
+
+
+def test_a_single_student_in_a_class_keeps_the_name(put, take):
+    put(f"class/ada/{EXERCISE}")
+    assert students(take("class")) == {"ada"}
+
+
+def test_a_student_s_own_checkout(put, take):
+    put(f"ada/exercises/{EXERCISE}")
+    for path in ("ada", "ada/exercises", f"ada/exercises/{EXERCISE}"):
+        assert students(take(path)) == {"ada"}
+
+
+@pytest.mark.parametrize("inside", ["", "homework/", "a/b/"])
+def test_a_zip_of_one_student_is_named_as_the_zip(pack, take, inside):
+    pack("ada.zip", {f"{inside}{EXERCISE}": STUB})
+    assert students(take("ada.zip")) == {"ada"}
+
+
+@pytest.mark.parametrize("top", ["", "class/"])
+def test_a_zip_of_a_class(pack, take, top):
+    pack("all.zip", {f"{top}{name}/{EXERCISE}": STUB for name in ("ada", "bob")})
+    assert students(take("all.zip")) == {"ada", "bob"}
+
+
+def test_zips_of_students_in_a_folder(pack, take):
+    pack("class/ada.zip", {EXERCISE: STUB})
+    pack("class/bob_123_file/work.zip", {EXERCISE: STUB})
+    assert students(take("class")) == {"ada", "bob_123_file"}
+
+
+def test_two_places_of_one_name_are_two_students(put, take):
+    put(f"monday/ada/{EXERCISE}")
+    put(f"friday/ada/{EXERCISE}")
+    put(f"friday/Ada/{EXERCISE}")
+    assert students(take("monday", "friday")) == {"ada", "Ada-2", "ada-3"}
+
+
+# ---- nobody takes another one's name ----
+
+
+def by_name(taken):
+    """student -> the answer that counts."""
+    return {one.student: one.answers[0][1] for one in taken if isinstance(one, Submission)}
+
+
+A, B = (small_course.handed_in(f"x = {letter!r}") for letter in "ab")
+AARON, BOB = "x = 'a'", "x = 'b'"
+
+
+def test_what_lies_in_a_student_s_zip_is_that_student_s(pack, take):
+    pack("class/aaron.zip", {"bob.ipynb": A, f"cem/{EXERCISE}": A, "dan/eve.ipynb": A})
+    pack("class/bob.zip", {EXERCISE: B})
+    assert by_name(take("class")) == {"aaron": AARON, "bob": BOB}
+
+
+@pytest.mark.parametrize("mine", ["bob.ipynb", f"bob/{EXERCISE}", "bob/bob.ipynb"])
+@pytest.mark.parametrize("his", [f"bob/{EXERCISE}", "bob/solution.ipynb", "bob.ipynb"])
+def test_what_lies_in_a_student_s_folder_is_that_student_s(put, take, mine, his):
+    put(f"class/aaron/{mine}", A)
+    put(f"class/{his}", B)
+    assert by_name(take("class")) == {"aaron": AARON, "bob": BOB}
+
+
+def test_a_folder_beside_a_zip_is_that_student_s_too(put, pack, take):
+    put(f"class/aaron/bob/{EXERCISE}", A)
+    put(f"class/aaron/cem/{EXERCISE}", A)
+    pack("class/bob.zip", {EXERCISE: B})
+    assert by_name(take("class")) == {"aaron": AARON, "bob": BOB}
+
+
+def test_the_same_in_a_zip_of_a_class(pack, take):
+    mine = {"all/aaron/bob.ipynb": A, f"all/aaron/bob/{EXERCISE}": A}
+    pack("class.zip", {**mine, "all/bob/work.ipynb": B})
+    assert by_name(take("class.zip")) == {"aaron": AARON, "bob": BOB}
+
+
+def test_a_folder_or_zip_of_a_name_comes_before_a_notebook_that_took_it(put, pack, take):
+    """Where each student's is passed by itself, a notebook's own name counts in each."""
+    pack("aaron.zip", {"bob.ipynb": A})
+    pack("bob.zip", {EXERCISE: B})
+    put("one/bob.ipynb", A)
+    aaron, bob, one = take("aaron.zip", "bob.zip", "one/bob.ipynb")
+    assert (bob.student, bob.answers[0][1], bob.warnings) == ("bob", BOB, ())
+    assert (aaron.student, one.student) == ("bob-2", "bob-3")
+    assert aaron.warnings == (
+        "aaron.zip/bob.ipynb: the name bob is another hand-in's too; this one is bob-2 here",
+    )
+
+
+def test_a_number_takes_no_name_that_is_somebody_s(put, take):
+    for path in (f"monday/bob/{EXERCISE}", f"friday/bob/{EXERCISE}"):
+        put(path, A)
+    put(f"sunday/bob-2/{EXERCISE}", B)
+    put(f"sunday/zoe/{EXERCISE}", B)
+    taken = take("monday", "friday", "sunday")
+    assert [one.student for one in taken] == ["bob", "bob-3", "bob-2", "zoe"]
+    assert [len(one.warnings) for one in taken] == [0, 1, 0, 0]
+
+
+def test_what_is_refused_says_that_it_was_renamed(put, take):
+    put("monday/bob.ipynb")
+    put("friday/bob.ipynb", "")
+    _, bad = take("monday", "friday")
+    assert bad.student == "bob-2" and reason([bad]).startswith("the file is empty (friday/bob")
+
+
+def test_one_zip_makes_one_student(put, pack, take):
+    pack(
+        "class/aaron.zip", {f"{n}.ipynb": A for n in range(50)} | {f"s{n}/x.ipynb": A for n in "ab"}
+    )
+    put(f"class/bob/{EXERCISE}", B)
+    assert students(take("class")) == {"aaron", "bob"}
+
+
+# ---- the layouts that classes come in ----
+
+
+def test_a_flat_folder_or_zip_of_notebooks(put, pack, take):
+    names = ("adalovelace_123_456_03_mean", "bob")
+    for name in names:
+        put(f"flat/{name}.ipynb")
+        put(f"outer/inner/{name}.ipynb")
+    pack("flat.zip", {f"{name}.ipynb": STUB for name in names})
+    pack("wrapped.zip", {f"hand-ins/{name}.ipynb": STUB for name in names})
+    for path in ("flat", "outer", "flat.zip", "wrapped.zip"):
+        assert students(take(path)) == set(names)
+
+
+def test_a_folder_per_student_with_whatever_name_inside(put, pack, take):
+    for name in ("Ada_1_file", "Bob_2_file"):
+        put(f"class/{name}/my work.ipynb")
+        put(f"outer/class/{name}/my work.ipynb")
+    pack("class.zip", {f"{name}/my work.ipynb": STUB for name in ("Ada_1_file", "Bob_2_file")})
+    for path in ("class", "outer", "class.zip"):
+        assert students(take(path)) == {"Ada_1_file", "Bob_2_file"}
+
+
+def test_zips_in_a_folder_of_a_folder(pack, take):
+    for name in ("ada", "bob"):
+        pack(f"flat/hand-ins/{name}.zip", {EXERCISE: STUB})
+        pack(f"class/hand-ins/{name}/work.zip", {EXERCISE: STUB})
+    assert students(take("flat")) == students(take("class")) == {"ada", "bob"}
+
+
+def test_a_folder_in_a_folder_that_holds_all_kinds(put, pack, take):
+    put(f"class/hand-ins/ada/{EXERCISE}")
+    put("class/hand-ins/bob.ipynb")
+    pack("class/hand-ins/cem.zip", {"mine.ipynb": STUB})
+    assert students(take("class")) == {"ada", "bob", "cem"}
+
+
+def test_the_only_student_of_a_class(put, pack, take):
+    put("one/ada/my work.ipynb")
+    pack("two/ada/work.zip", {EXERCISE: STUB})
+    for path in ("one", "two"):
+        assert students(take(path)) == {"ada"}
+
+
+@pytest.mark.parametrize("beside", ["my work.ipynb", f"sub/{EXERCISE}", "sub/bob.ipynb"])
+def test_what_lies_beside_an_exercise_is_the_same_student_s(put, take, beside):
+    put(f"class/ada/{EXERCISE}")
+    put(f"class/ada/{beside}")
+    assert students(take("class")) == {"ada"}
+
+
+def test_a_zip_and_a_notebook_in_one_folder_are_of_one_student(put, pack, take):
+    put(f"class/ada/{EXERCISE}", A)
+    pack("class/ada/again.zip", {EXERCISE: B})
+    put(f"class/bob/{EXERCISE}", B)
+    taken = take("class")
+    assert by_name(taken) == {"ada": BOB, "bob": BOB}
+    (ada,) = (one for one in taken if one.student == "ada")
+    assert ada.warnings == (f"class/ada/{EXERCISE} was handed in too; this one counts",)
+
+
+def test_of_two_notebooks_the_last_counts_with_a_warning(put, take):
+    put(f"ada/{EXERCISE}")
+    put(f"ada/{small_course.NAME}_new.ipynb", small_course.handed_in("x = 1"))
+    (one,) = take("ada")
+    assert one.where.endswith("_new.ipynb") and one.answers[0][1] == "x = 1"
+    assert one.warnings == (f"ada/{EXERCISE} was handed in too; this one counts",)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Ada Lovelace", "Ada Lovelace"),
+        ("Zoë_Müller-7", "Zoë_Müller-7"),
+        ("=HYPERLINK(1)", "HYPERLINK_1"),
+        ("../../etc", "etc"),
+        ("<script>", "script"),
+        ("\u202eada", "ada"),
+        ("a\nb", "a_b"),
+        ("...", "unnamed"),
+        ("@everyone", "everyone"),
+        ("x" * 200, "x" * 64),
+        ("\U00020000" * 64, "\U00020000" * 30),
+        ("\ufa6c" * 64, "\U000242ee" * 30),
+        ("é" * 70, "é" * 60),
+        ("a" + "é" * 70, "a" + "é" * 59),
+    ],
+)
+def test_names_are_made_safe(name, shown):
+    assert clean(name) == shown
+
+
+@pytest.mark.parametrize("name", ["\U00020000" * 64, "\ufa6c" * 64, "é" * 64])
+def test_a_clean_name_fits_into_a_file_s(name, tmp_path):
+    (tmp_path / f"{clean(name)}-1000.03.json").write_text("")
+    assert clean(clean(name)) == clean(name)
+
+
+# ---- what is taken ----
+
+
+def test_only_answers_are_taken(put, take):
+    notebook = json.loads(small_course.handed_in("x = 1"))
+    notebook["metadata"] = {"kernelspec": {"name": "mine"}, "deep": {"er": 1}}
+    notebook["cells"][3]["metadata"] = {"tags": ["nbval-skip"], "points": 99}
+    notebook["cells"][4]["source"] = "print('all passed')"
+    put(f"ada/{EXERCISE}", json.dumps(notebook))
+    (one,) = take("ada")
+    assert one.answers == ((small_course.CELL, "x = 1"),) and one.lesson == "03"
+
+
+def outputs(notebook):
+    forged = {"output_type": "stream", "name": "stdout", "text": "03.weighted_mean   5 of 5 points"}
+    for cell in notebook["cells"]:
+        cell["outputs"] = [forged]
+
+
+def own_given(notebook):
+    notebook["cells"][1]["source"] = "import torch\ntorch.allclose = lambda *a, **k: True"
+    notebook["cells"].insert(0, {**notebook["cells"][1], "id": "first"})
+
+
+def lines_for_pytest(notebook):
+    notebook["cells"][3]["metadata"] = {"tags": ["nbval-skip", "raises-exception"]}
+    notebook["cells"][4]["source"] = "# NBVAL_SKIP"
+
+
+def points(notebook):
+    for cell in notebook["cells"]:
+        cell["metadata"] = {"ddpz": {"role": "given"}, "nbgrader": {"points": 100, "grade": True}}
+
+
+TAMPERED = [
+    lambda n: n["cells"].pop(4),  # the check is gone
+    lambda n: n["cells"][4].update(source="print('5 of 5 points')"),
+    lambda n: n["cells"].append(n["cells"][4]),
+    lambda n: n["cells"].reverse(),
+    lambda n: n["cells"].insert(0, {**n["cells"][3], "id": "weighted_mean-check"}),
+    lambda n: n["metadata"].update(kernelspec={"name": "bash", "language": "bash"}),
+    lambda n: n["metadata"].clear(),
+    outputs,
+    own_given,
+    lines_for_pytest,
+    points,
+]
+
+
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_nothing_around_an_answer_changes_what_runs(put, take, known, tamper):
+    def program(text):
+        put(f"ada/{EXERCISE}", text)
+        return merge.merge(known["03"], take("ada")[0])[0]
+
+    honest = small_course.handed_in("x = 1")
+    notebook = json.loads(honest)
+    tamper(notebook)
+    assert program(json.dumps(notebook)) == program(honest)
+
+
+def test_of_other_cells_only_the_names_are_kept(put, take):
+    notebook = json.loads(small_course.handed_in("def mine(): pass"))
+    for source in (
+        "%load_ext autoreload\ndef helper(): pass",
+        "import numpy as np\nx = 1",
+        "#" * 60_000,
+    ):
+        notebook["cells"].append({**notebook["cells"][3], "id": "new", "source": source})
+    put(f"ada/{EXERCISE}", json.dumps(notebook))
+    (one,) = take("ada")
+    assert {"helper", "np", "x"} <= one.elsewhere and "mine" not in one.elsewhere
+    lines = "\n".join(f"n{n} = 1" for n in range(3000))
+    notebook["cells"].append({**notebook["cells"][3], "id": "many", "source": lines})
+    put(f"ada/{EXERCISE}", json.dumps(notebook))
+    assert intake.NAMES - 9 < len(take("ada")[0].elsewhere) <= intake.NAMES
+
+
+def test_an_id_in_the_metadata_counts_where_the_format_has_none(put, take):
+    notebook = json.loads(small_course.handed_in("x = 1"))
+    for cell in notebook["cells"]:
+        cell["metadata"] = {"id": cell.pop("id")}
+    put(f"ada/{EXERCISE}", json.dumps({**notebook, "nbformat_minor": 0}))
+    assert take("ada")[0].answers == ((small_course.CELL, "x = 1"),)
+
+
+def test_sources_may_be_lists_of_lines(put, take):
+    notebook = json.loads(STUB)
+    notebook["cells"][3]["source"] = ["x = 1\n", "y = 2"]
+    put(f"ada/{EXERCISE}", json.dumps(notebook))
+    assert take("ada")[0].answers[0][1] == "x = 1\ny = 2"
+
+
+def test_files_beside_a_notebook_are_not_opened(put, take, tmp_path):
+    put(f"ada/{EXERCISE}")
+    for name in ("torch.py", "conftest.py", "ddpz_lite/__init__.py", ".ipynb_checkpoints/a.ipynb"):
+        os.chmod(put(f"ada/{name}", "raise SystemExit"), 0)
+    assert len(take("ada")) == 1
+
+
+# ---- what is refused, and that the others go on ----
+
+
+def cells(count):
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": "", "outputs": []}
+    return [cell] * count
+
+
+def nested(depth):
+    return STUB.replace('"metadata": {}', f'"metadata": {{"a": {"[" * depth}{"]" * depth}}}', 1)
+
+
+BAD = [
+    (b"", "the file is empty"),
+    (b"\xff\xfe\x00", "not text in UTF-8"),
+    (b"{", "the JSON is broken"),
+    (b"[]", "no notebook of version 4"),
+    (b'{"nbformat": 3, "worksheets": []}', "no notebook of version 4"),
+    (b'{"nbformat": 4}', "no list of cells"),
+    (b'{"nbformat": 4, "cells": {"a": 1}}', "no list of cells"),
+    (b'{"nbformat": 4, "cells": [1, null, {}, {"cell_type": "code"}]}', "no answer cell"),
+    (b'{"nbformat": 4, "cells": []}', "no answer cell"),
+    (b'{"nbformat": 4, "x": ' + b"9" * 5000 + b"}", "the JSON is broken"),
+    (b"[" * 100_000, "nested too deeply"),
+    (nested(100).encode(), "nested too deeply"),
+    (json.dumps({"nbformat": 4, "cells": cells(1001)}).encode(), "1001 cells; 1000 are allowed"),
+    (small_course.handed_in("#" * 50_001).encode(), "longer than 50000 characters"),
+    (b" " * (intake.NOTEBOOK + 1), "larger than 16 MiB"),
+]
+
+
+@pytest.mark.parametrize(("raw", "complaint"), BAD, ids=[complaint for _, complaint in BAD])
+def test_a_bad_notebook_is_refused_and_the_next_one_taken(put, take, raw, complaint):
+    put("class/bad.ipynb", raw)
+    put("class/good.ipynb")
+    bad, good = take("class")
+    assert complaint in reason([bad]) and bad.student == "bad"
+    assert good.student == "good"
+
+
+def test_a_notebook_of_another_course_is_refused(put, take):
+    put("ada.ipynb", STUB.replace("weighted_mean-answer", "cell-7"))
+    assert "no answer cell of any exercise" in reason(take("ada.ipynb"))
+
+
+def test_what_is_not_there_or_no_notebook_is_refused(put, take):
+    put("notes.txt")
+    assert "cannot be read (No such file" in reason(take("nobody.ipynb"))
+    assert "neither a notebook" in reason(take("notes.txt"))
+
+
+def test_links_are_refused_and_not_followed(put, take, tmp_path):
+    secret = put("secret.ipynb")
+    put(f"class/ada/{EXERCISE}")
+    (tmp_path / "class" / "link.ipynb").symlink_to(secret)
+    (tmp_path / "class" / "loop").symlink_to(tmp_path / "class")
+    (tmp_path / "all.zip").symlink_to(secret)
+    taken = take("class", "all.zip")
+    assert students(taken) == {"ada"}
+    refused = [one.reason for one in taken if isinstance(one, Refusal)]
+    assert refused == [intake.LINK] * 3
+
+
+def test_a_pipe_does_not_block(take, tmp_path):
+    os.mkfifo(tmp_path / "ada.ipynb")
+    assert "not a regular file" in reason(take("ada.ipynb"))
+
+
+def test_folders_may_not_be_nested_for_ever(put, take):
+    put("class/" + "a/" * 12 + EXERCISE)
+    assert "nested more than 8 deep" in reason(take("class"))
+
+
+def test_a_folder_may_not_hold_too_many_files(put, take, monkeypatch):
+    monkeypatch.setattr(intake, "FILES", 3)
+    for number in range(6):
+        put(f"class/{number}.txt")
+    assert "more than 3 files" in reason(take("class"))
+
+
+# ---- zips ----
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("../evil.ipynb", "leads out of the zip"),
+        ("a/../../evil.ipynb", "leads out of the zip"),
+        ("/etc/evil.ipynb", "an absolute path"),
+        ("C:/evil.ipynb", "an absolute path"),
+        ("..\\evil.ipynb", "an absolute path or one of another system"),
+        ("a/" * 12 + "evil.ipynb", "nested more than 8 deep"),
+        ("inner.zip", "a zip inside a zip"),
+    ],
+)
+def test_a_zip_slip_is_refused_and_the_rest_taken(pack, take, tmp_path, name, complaint):
+    pack("class.zip", {name: STUB, f"ada/{EXERCISE}": STUB, f"bob/{EXERCISE}": STUB})
+    before = set(tmp_path.rglob("*"))
+    taken = take("class.zip")
+    assert students(taken) == {"ada", "bob"}
+    assert complaint in reason([one for one in taken if isinstance(one, Refusal)])
+    assert set(tmp_path.rglob("*")) == before, "nothing is unpacked to disk"
+
+
+def test_a_link_in_a_zip_is_refused(pack, take):
+    pack("ada.zip", {EXERCISE: STUB}, links=["x.ipynb"])
+    taken = take("ada.zip")
+    assert [one.reason for one in taken if isinstance(one, Refusal)] == [intake.LINK]
+
+
+def test_a_bomb_is_refused_without_unpacking_it(pack, take):
+    pack("ada.zip", {EXERCISE: b" " * (8 << 20)})
+    assert "more than 200 times its size" in reason(take("ada.zip"))
+    pack("bob.zip", {EXERCISE: os.urandom(1 << 20) + b" " * (40 << 20)})
+    assert "larger than 16 MiB" in reason(take("bob.zip"))
+
+
+def test_many_notebooks_that_are_too_much_together_are_refused(pack, take, monkeypatch):
+    monkeypatch.setattr(intake, "UNPACKED", 3 * len(STUB))
+    pack("class.zip", {f"{name}/{EXERCISE}": STUB for name in "abcd"})
+    assert "MiB together" in reason(take("class.zip"))
+
+
+def test_a_zip_may_not_hold_too_many_files_or_be_too_large(pack, take, monkeypatch):
+    pack("class.zip", {f"{number}.txt": "" for number in range(6)})
+    monkeypatch.setattr(intake, "FILES", 3)
+    assert "more than 3 files" in reason(take("class.zip"))
+    monkeypatch.setattr(intake, "ARCHIVE", 10)
+    assert "the zip is larger than" in reason(take("class.zip"))
+
+
+def test_a_zip_that_lies_about_a_size_is_refused(pack, take):
+    path = pack("ada.zip", {EXERCISE: STUB})
+    raw = bytearray(path.read_bytes())
+    central = raw.index(b"PK\x01\x02")
+    struct.pack_into("<I", raw, central + 24, 10)  # the size after unpacking
+    path.write_bytes(raw)
+    assert "cannot be unpacked" in reason(take("ada.zip"))
+
+
+def test_broken_encrypted_and_empty_zips_are_refused(pack, put, take):
+    put("broken.zip", b"PK\x03\x04 nothing")
+    assert "the zip cannot be read" in reason(take("broken.zip"))
+    pack("empty.zip", {})
+    assert "the zip is empty" in reason(take("empty.zip"))
+    path = pack("locked.zip", {EXERCISE: STUB})
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(raw)
+    assert "it is encrypted" in reason(take("locked.zip"))
+
+
+def test_the_list_of_a_zip_is_read_once_and_not_for_each_notebook(pack, take, monkeypatch):
+    """Else a zip of many small notebooks takes an hour."""
+    path, opened = pack("ada.zip", {f"{n}.ipynb": "" for n in range(50)}), []
+
+    class Counted(zipfile.ZipFile):
+        def __init__(self, *args, **kwargs):
+            opened.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(intake.zipfile, "ZipFile", Counted)
+    assert len(take(path.name)) == 50
+    assert len(opened) == 1 and opened[0].fp is None, "one, and it is closed"
+
+
+def test_two_files_of_one_name_in_a_zip(take, tmp_path):
+    buffer = io.BytesIO()
+    with pytest.warns(UserWarning), zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(EXERCISE, small_course.handed_in("x = 1"))
+        archive.writestr(EXERCISE, small_course.handed_in("x = 2"))
+    (tmp_path / "ada.zip").write_bytes(buffer.getvalue())
+    first, second = take("ada.zip")
+    assert first.answers[0][1] == "x = 1" and "two files of this name" in reason([second])

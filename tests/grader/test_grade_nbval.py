@@ -1,0 +1,418 @@
+"""What nbval says about a merged notebook: shown to the student, never believed, worth no point."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import small_course
+from grade_cases import by_broker, case
+from leftovers import descriptors, gone
+from small_course import SOLVED
+
+from ddpz_lite.cli import grade as command
+from ddpz_lite.cli import main
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.task import Observed, find
+from ddpz_lite.grader import Grounds, Limits, merge, nbval, probe
+from ddpz_lite.grader.batch import Terms
+from ddpz_lite.grader.intake import Submission
+from ddpz_lite.grader.nbval import Cell, NoReport, Said
+from ddpz_lite.grader.sandbox import limits
+from ddpz_lite.grader.sandbox.limits import Probe
+from ddpz_lite.grader.sandbox.syscalls import AF_NETLINK
+
+CAN = probe()
+sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
+TASK = find("03.weighted_mean")
+TERMS = Terms("0.1.0+test", 7, "yes")
+EXERCISE = f"{small_course.NAME}.ipynb"
+CANARY = "CANARY-77ab10"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_task(monkeypatch):
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
+
+
+@pytest.fixture
+def exercise(course):
+    return merge.pristine(course / "solutions" / EXERCISE)
+
+
+def handed_in(source: str | None) -> Submission:
+    answers = () if source is None else ((small_course.CELL, source),)
+    return Submission("ada", "03", "ada.ipynb", "ab" * 32, answers)
+
+
+# ---- the merged notebook ----
+
+
+def test_answers_stand_in_the_pristine_notebook(exercise):
+    made = merge.merged(exercise, handed_in("x = 1"))
+    assert [cell.source for cell in made.cells if cell.cell_type == "code"] == [
+        small_course.GIVEN,
+        "x = 1",
+        small_course.CHECK,
+    ]
+    assert made.metadata.kernelspec == notebooks.KERNELSPEC
+
+
+@pytest.mark.parametrize("source", [None, "!curl example.org", "%run x.py"])
+def test_what_is_refused_or_missing_leaves_the_stub(exercise, source):
+    made = merge.merged(exercise, handed_in(source))
+    assert made.cells[3].source == notebooks.stubbed(small_course.ANSWER)
+
+
+# ---- its report, as data ----
+
+
+def junit(*cases: str) -> bytes:
+    head = '<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite>'
+    return f"{head}{''.join(cases)}</testsuite></testsuites>".encode()
+
+
+LEAD = nbval.LEAD + "\nCell 2: Cell execution caused an exception\n\nInput:\ncheck(x)\n\n"
+
+
+def test_a_cell_passes_fails_or_was_not_run():
+    found = nbval.read(
+        junit(
+            '<testcase name="Cell 0"/>',
+            f'<testcase name="Cell 1"><failure message="m">{LEAD}Traceback:\n\n#x1B[31m---\n'
+            "CheckFailed#x1B[0m: 3 of 5 points</failure></testcase>",
+            f'<testcase name="Cell 2"><failure message="m">{LEAD}</failure></testcase>',
+            '<testcase name="Cell 3"><error message="Kernel dead">a long traceback</error>'
+            "</testcase>",
+            '<testcase name="Cell 4"><skipped message="expected">x</skipped></testcase>',
+        )
+    )
+    assert found == {
+        "Cell 0": ("passed", ""),
+        "Cell 1": ("failed", "CheckFailed: 3 of 5 points"),
+        "Cell 2": ("failed", "Cell 2: Cell execution caused an exception\nInput:\ncheck(x)"),
+        "Cell 3": ("failed", "Kernel dead"),
+        "Cell 4": ("not run", "expected"),
+    }
+
+
+def test_of_a_failure_the_first_lines_are_kept():
+    long = "\n".join("x" * 10_000 for _ in range(1000))
+    found = nbval.read(junit(f'<testcase name="c"><failure>{LEAD}{long}</failure></testcase>'))
+    assert len(found["c"][1]) <= nbval.LINES * (nbval.WIDTH + 1)
+
+
+BILLION = '<!DOCTYPE r [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><r>&b;</r>'
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "no XML"),
+        (b"{}", "no XML"),
+        (b"\xff\xfe\x00", "no XML"),
+        (junit("<testcase>"), "no XML"),
+        (BILLION.encode(), "a declaration"),
+        (BILLION.encode("utf-16"), "no XML"),
+        (b'<?xml version="1.0" encoding="utf-7"?>+ADwAIQ-DOCTYPE', "no XML"),
+    ],
+)
+def test_what_is_no_report_is_said(raw, why):
+    with pytest.raises(NoReport, match=why):
+        nbval.read(raw)
+
+
+def test_a_report_as_deep_as_it_may_be_long_is_read():
+    assert nbval.read(b"<a>" * 140_000 + b"</a>" * 140_000) == {}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (junit('<testcase name="Cell 2"/>'), {"cells": (Cell(TASK.id, "passed"),)}),
+        (junit('<testcase name="Cell 7"/>'), {"cells": (Cell(TASK.id, ""),)}),
+        (b"x" * 100, {"trouble": "it is no XML (syntax error: line 1, column 0)"}),
+    ],
+)
+def test_of_a_report_the_check_cells_are_kept(exercise, monkeypatch, raw, expected):
+    monkeypatch.setattr(nbval, "_report", lambda *_: raw)
+    said = nbval.run(handed_in("x = 1"), exercise, TERMS, None, threading.Event())
+    assert said == Said("ab" * 32, TERMS.version, **expected)
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def no_ranks(monkeypatch):
+    """No rank and no nbval runs: all that a test wants is what stands around them."""
+    ran = []
+
+    def observe(task, cells, cases, limits, sandboxed):
+        return [Observed(case, "raised", "rank 0 raised") for case in cases]
+
+    def run(submission, exercise, terms, grounds, stop):
+        ran.append(submission.student)
+        cells = (Cell("03.weighted_mean", "failed", "CheckFailed: <b>oh</b>"),)
+        if submission.student == "bob":
+            return Said(submission.sha256, terms.version, trouble="it is no XML")
+        return Said(submission.sha256, terms.version, cells)
+
+    monkeypatch.setattr(command, "observe_in_sandbox", observe)
+    monkeypatch.setattr(command, "probe", lambda: Probe(True))
+    monkeypatch.setattr(nbval, "run", run)
+    return ran
+
+
+def test_it_is_shown_in_the_reports_and_summed(class_of, no_ranks, course, capsys):
+    place = class_of(ada=SOLVED, bob=None)
+    assert main(["grade", place, "--out", "out", "--nbval"]) == 0
+    line = "nbval, worth no points: 0 of 1 check cells passed; notebooks without a report: 1"
+    assert line in capsys.readouterr().out
+    assert line in (course / "out/summary.md").read_text().replace("\\", "")
+    for name, words in {
+        "ada": ("03.weighted_mean: failed", "CheckFailed: &lt;b&gt;oh&lt;/b&gt;"),
+        "bob": ("nbval gave no report: it is no XML",),
+    }.items():
+        for kind in ("html", "md"):
+            text = (course / f"out/students/{name}/feedback.{kind}").read_text().replace("\\", "")
+            assert all(word in text for word in ("What nbval says", *words)), (name, kind)
+
+
+def test_it_is_asked_for_and_what_is_known_is_not_run_again(class_of, no_ranks, course):
+    place = class_of(ada=SOLVED)
+    assert main(["grade", place, "--out", "out"]) == 0
+    assert no_ranks == []
+    assert "nbval" not in (course / "out/students/ada/feedback.html").read_text()
+    before = (course / "out/grades/ada.03.json").read_text()
+    for _ in range(2):
+        assert main(["grade", place, "--out", "out", "--nbval"]) == 0
+    assert no_ranks == ["ada"]
+    assert (course / "out/grades/ada.03.json").read_text() == before
+    kept = course / "out/nbval/ada.03.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "sha256": "0" * 64}))
+    assert main(["grade", place, "--out", "out", "--nbval"]) == 0
+    assert no_ranks == ["ada", "ada"]
+
+
+def test_without_a_sandbox_it_refuses(class_of, no_ranks, monkeypatch, course, capsys):
+    monkeypatch.setattr(command, "probe", lambda: Probe(False, "unshare: not permitted"))
+    assert main(["grade", class_of(ada=SOLVED), "--nbval", "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert "--nbval: no sandbox can be had here, so nothing was graded. unshare" in said
+    assert "or without --nbval" in said and said.count("\n") == 1
+    assert not (course / "out").exists()
+
+
+def test_without_nbval_it_refuses(class_of, no_ranks, monkeypatch, course, capsys):
+    monkeypatch.setattr(nbval, "NEEDED", ("pytest", "no_such_nbval"))
+    assert main(["grade", class_of(ada=SOLVED), "--nbval", "--out", "out"]) == 2
+    assert "--nbval: no_such_nbval cannot be imported" in capsys.readouterr().err
+    assert not (course / "out").exists()
+
+
+# ---- in its sandbox ----
+
+
+@pytest.fixture(scope="module")
+def grounds():
+    with Grounds() as made:
+        by_broker("", case(1))  # the fork server is there before processes are counted
+        yield made
+
+
+@pytest.fixture
+def run(exercise, grounds):
+    """Run nbval on an answer; the one check cell's `Cell`, or why there is no report."""
+
+    def run(source: str | None, stop: threading.Event | None = None) -> Cell | str:
+        stop = stop or threading.Event()
+        said = nbval.run(handed_in(source), exercise, TERMS, grounds, stop)
+        return said.trouble or said.cells[0]
+
+    return run
+
+
+@pytest.mark.slow
+@sandboxed
+def test_a_solution_passes_and_a_stub_fails_at_its_check_cell(run):
+    assert run(SOLVED) == Cell("03.weighted_mean", "passed")
+    stub = run(None)
+    assert stub.outcome == "failed"
+    assert stub.says.startswith("NotAttempted: 03.weighted_mean is not solved yet")
+
+
+# What is found inside is raised by the check cell, whose failure is in the report.
+TELL = "\ndef weighted_mean(): pass\ndef check(*_): raise RuntimeError(f'found {found}')\n"
+
+
+@pytest.mark.slow
+@sandboxed
+def test_nothing_outside_is_reached_and_its_own_loopback_is(run):
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        cell = run(
+            f"""
+import socket
+made, found = set(), []
+for kind in range(46):
+    for how in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try: socket.socket(kind, how).close(); made.add(kind)
+        except OSError: pass
+for address in (("1.1.1.1", 53), {outside.getsockname()!r}, ("169.254.169.254", 80)):
+    try: socket.create_connection(address, 0.5); found.append(address)
+    except OSError: pass
+inside = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(inside.getsockname())
+found.append(sorted(made))
+"""
+            + TELL
+        )
+    kinds = [socket.AF_UNIX, socket.AF_INET, AF_NETLINK]
+    assert f"RuntimeError: found [{[int(kind) for kind in kinds]}]" in cell.says, cell
+
+
+@pytest.mark.slow
+@sandboxed
+def test_solutions_secrets_and_others_are_not_there_and_the_judges_are(
+    run, course, monkeypatch, class_of
+):
+    class_of(bob=SOLVED)
+    (course / "hidden_checks.py").write_text(CANARY)
+    monkeypatch.setenv("GITHUB_TOKEN", CANARY)
+    secrets = [course / "hidden_checks.py", course / "class", course / "solutions"]
+    secrets += [ROOT / "solutions", ROOT / "tests", ROOT / ".git", ROOT / "conftest.py"]
+    cell = run(
+        f"""
+import os, subprocess, sys
+from ddpz_lite.tasks.lesson03 import judge
+found = [path for path in {[str(path) for path in secrets]!r} if os.path.exists(path)]
+found += [name for name, value in os.environ.items() if "CANARY-" in value]
+for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
+    for name in ("environ", "cmdline"):
+        try: found += ["proc"] * ("CANARY-" in open(f"/proc/{{pid}}/{{name}}").read())
+        except OSError: pass
+for program in ("/bin/sh", "/usr/bin/env", "/bin/ls"):
+    found += [program] * os.path.exists(program)
+for path in (os.__file__, judge.__file__, "/new", sys.executable):
+    try: open(path, "a").close(); found.append(path)
+    except OSError: pass
+"""
+        + TELL
+    )
+    assert "RuntimeError: found []" in cell.says, cell
+
+
+FORGED = junit('<testcase name="Cell 2"/>').decode()
+FORGE = "open('/tmp/nbval.xml', 'w').write({0!r})"
+# outlives pytest's own writing, and ends pytest so that its own report is never written
+FORGER = """
+import os, signal
+{forge}
+os.kill(os.getppid(), signal.SIGKILL)
+"""
+HOSTILE = {
+    "a forged report": (
+        FORGER.format(forge=FORGE.format(FORGED)),
+        Cell("03.weighted_mean", "passed"),  # shown as what it says it is, and worth nothing
+    ),
+    "a report that is a device": (
+        FORGER.format(forge="os.symlink('/dev/zero', '/tmp/nbval.xml')"),
+        "more than",
+    ),
+    "everybody, killed": ("import os\nos.kill(-1, 9)", "pytest wrote none"),
+    "a loop without end": ("while True: pass", "took longer"),
+    "a report that blocks": (
+        FORGER.format(forge="os.mkfifo('/tmp/nbval.xml')"),
+        "took longer",
+    ),
+    "a flood of output": (
+        "import os\nfor _ in range(50): print('flood ' * 100_000)\n"
+        "try:\n    for fd in (1, 2): os.write(fd, b'x' * (1 << 24))\nexcept OSError: pass\n",
+        "failed",
+    ),
+    "forks": (
+        "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(1)",
+        "took longer",
+    ),
+    "memory": (
+        "import os, time\nfor _ in range(4):\n"
+        "    if os.fork() == 0: held = bytearray(os.urandom(1 << 20)) * 300; time.sleep(60)\n"
+        "time.sleep(60)",
+        "MiB of memory",
+    ),
+    "daemons": (
+        "import os, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        while True: time.sleep(1)\n    os._exit(0)\n",
+        "failed",
+    ),
+}
+
+
+@pytest.mark.slow
+@sandboxed
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_cell_changes_words_alone_and_leaves_nothing(name, run, monkeypatch):
+    source, expected = HOSTILE[name]
+    monkeypatch.setattr(nbval, "NOTEBOOK_SECONDS", 25.0 if expected == "took longer" else 90.0)
+    small = replace(limits.NOTEBOOK, memory=1024 << 20, processes=128)
+    monkeypatch.setattr(nbval, "NOTEBOOK", small)
+    before, fds = family(), descriptors()
+    found = run(source)
+    if isinstance(expected, Cell):
+        assert found == expected
+    elif expected == "failed":
+        assert found.outcome == "failed"
+    else:
+        assert isinstance(found, str) and expected in found, found
+    assert gone(list(family() - before))
+    assert descriptors() == fds
+
+
+@pytest.mark.slow
+@sandboxed
+def test_an_interrupt_ends_the_run_at_once(run):
+    stop = threading.Event()
+    threading.Timer(5, stop.set).start()
+    assert run("while True: pass", stop) == "it was interrupted"
+
+
+@pytest.mark.slow
+@sandboxed
+def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
+    small = Limits(memory=512 << 20, cell=1.0, patience=3.0)
+    monkeypatch.setattr(command, "Limits", lambda patience: small)
+    place = class_of(
+        ada=SOLVED,
+        eve=HOSTILE["a forged report"][0] + "\ndef weighted_mean(gradients, samples): pass",
+        mal=HOSTILE["everybody, killed"][0],
+        zoe=SOLVED,
+    )
+    books = []
+    for words in ([], ["--nbval"]):
+        out = f"out{len(books)}"
+        assert main(["grade", place, "--out", out, "--seed", "7", *words]) == 0
+        with open(course / out / "gradebook.csv", encoding="utf-8") as file:
+            books.append({row["student"]: row for row in csv.DictReader(file)})
+    assert books[0] == books[1]
+    points = {name: row["points"] for name, row in books[1].items()}
+    assert points == {"ada": "5", "eve": "0", "mal": "0", "zoe": "5"}
+    for name, words in {
+        "ada": "passed",
+        "eve": "passed",
+        "mal": "no report",
+        "zoe": "passed",
+    }.items():
+        page = (course / "out1" / "students" / name / "feedback.html").read_text()
+        assert words in page.partition("What nbval says")[2], name
+
+
+def family() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}

@@ -1,0 +1,52 @@
+"""Norms of a gradient that lies on several ranks, against torch's norm of the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ddpz_lite as dz
+from ddpz_lite.strategies.clip import clip_grad_norm_
+from ddpz_lite.strategies.comm import Comm
+
+NORMS = (2.0, 1.0, 3.0, float("inf"))
+
+
+def sharded_norms() -> dict[float, tuple[float, list[float]]]:
+    comm, out = Comm(), {}
+    for norm_type in NORMS:
+        whole = torch.arange(1.0, 13.0).sub_(5.5)
+        param = nn.Parameter(torch.zeros(12 // comm.world))
+        param.grad = comm.shard(whole).clone()
+        if dist.get_rank() == 0 and comm.world > 1:
+            nothing = nn.Parameter(torch.zeros(0))  # a rank may hold nothing of a parameter
+            norm = clip_grad_norm_([param, nothing], 2.0, norm_type, comm)
+        else:
+            norm = clip_grad_norm_([param], 2.0, norm_type, comm)
+        out[norm_type] = norm.item(), param.grad.tolist()
+    return out
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_sharded_norm_is_the_norm_of_the_whole(world):
+    ranks = list(dz.launch(sharded_norms, world))
+    for norm_type in NORMS:
+        param = nn.Parameter(torch.zeros(12))
+        param.grad = torch.arange(1.0, 13.0).sub_(5.5)
+        exact = nn.utils.clip_grad_norm_([param], 2.0, norm_type).item()
+        assert {rank[norm_type][0] for rank in ranks} == {
+            ranks[0][norm_type][0]
+        }  # equal, bit for bit
+        assert ranks[0][norm_type][0] == pytest.approx(exact, rel=1e-6)
+        clipped = [value for rank in ranks for value in rank[norm_type][1]]
+        assert clipped == pytest.approx(param.grad.tolist(), rel=1e-5)
+
+
+def test_no_gradients_and_bad_numbers():
+    assert clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0).item() == 0.0
+    with pytest.raises(ValueError, match="max_norm must be at least 0"):
+        clip_grad_norm_([], -1.0)
+    with pytest.raises(ValueError, match="norm_type must be positive"):
+        clip_grad_norm_([], 1.0, 0.0)

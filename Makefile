@@ -18,7 +18,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-quick lessons exercises book lint lock clean
+.PHONY: help setup lab test test-all test-quick lessons exercises book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -30,11 +30,14 @@ setup:  ## create .venv and install the course (the other targets do this first)
 lab: setup  ## open JupyterLab at lesson 00
 	$(RUN) jupyterlab $(LAB_AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(ARGS)
 
-test: setup  ## all tests and all notebooks
+test: setup  ## the tests and all notebooks
+	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) -m "not extra" $(ARGS) tests $(NOTEBOOKS)
+
+test-all: setup  ## what only repeats with other numbers, too: weekly, and before a release
 	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) $(ARGS) tests $(NOTEBOOKS)
 
 test-quick: setup  ## the quick tests, less than three minutes
-	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow" $(ARGS) tests
+	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow and not extra" $(ARGS) tests
 
 lessons: setup  ## execute all lessons without a browser and show the time of each
 	$(IN_VENV) ddpz lessons $(ARGS)

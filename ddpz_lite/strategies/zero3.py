@@ -34,9 +34,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
-from .ddp import Replica, new_backward
 from .flat import Flat
 from .precision import keeps_dtype
+from .reducer import new_backward
+from .replica import Replica
 from .units import Builder, Slot, Units, split
 
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()

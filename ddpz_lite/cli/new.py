@@ -39,9 +39,9 @@ def _check(names: skeleton.Names) -> None:
 
 
 def _refuse(root: Path, number: str, texts: dict[str, str]) -> None:
-    there = [root / name for name in texts if (root / name).exists()]
-    for kind in ("lessons", "solutions"):
-        there += [p for p in root.glob(f"{kind}/*.ipynb") if catalogue.number_of(p) == number]
+    notebooks = [*root.glob("lessons/*.ipynb"), *root.glob("solutions/*.ipynb")]
+    there = [path for path in notebooks if catalogue.number_of(path) == number]
+    there += [root / name for name in texts if (root / name).exists()]
     if there:
         raise UserError(
             f"lesson {number} is there already, as {there[0].relative_to(root)}. "

@@ -42,6 +42,7 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         warnings += [f"{_named(path)}: {said}" for said in rules.size(_read(path))]
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
+        warnings += _worthless(number)
     else:
         warnings.append(f"lesson {number} has no task of its own")
     found += list(_generated(root))
@@ -128,8 +129,8 @@ def task_faults(task: Task) -> Iterator[str]:
     """What every task has: minutes, points, three hints of which one asks, a debrief."""
     if not 3 <= task.minutes <= 60:
         yield f"{task.minutes} minutes, and 3 to 60 were expected"
-    if task.points < 2 or any(aspect.points < 1 for aspect in task.aspects):
-        yield "each aspect has a point or more, and a task two or more"
+    if task.points < 2:
+        yield "a task has two points or more"
     if len({*task.hints}) != 3 or any(len(hint) <= LEAST_HINT for hint in task.hints):
         yield f"it takes three hints of more than {LEAST_HINT} characters"
     if "?" not in task.hints[0]:
@@ -140,6 +141,13 @@ def task_faults(task: Task) -> Iterator[str]:
         yield "two aspects say the same"
     if TODO in " ".join([task.title, *task.hints, task.debrief]):
         yield f"title, hints or debrief still say {TODO}"
+
+
+def _worthless(number: str) -> Iterator[str]:
+    for task in tasks(number) if number in lessons() else ():
+        for aspect in task.aspects:
+            if aspect.points < 1:
+                yield f"{task.id}: the aspect {aspect.says!r} is worth no point"
 
 
 def _answers(root: Path, number: str) -> Iterator[str]:

@@ -185,7 +185,7 @@ def executed_in_order(notebook) -> Iterator[str]:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     counts = [cell.execution_count for cell in cells]
     if counts != list(range(1, len(cells) + 1)):
-        yield f"code cells were run in the order {counts}: ddpz lessons NN --write"
+        yield f"cells were run in the order {counts}: ddpz lessons NN --write [--dir solutions]"
     for cell in cells:
         if not cell.source.strip():
             yield "an empty code cell"

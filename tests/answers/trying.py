@@ -21,7 +21,7 @@ SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 
 def lessons() -> list[str]:
     """The numbers of the lessons that have solutions."""
-    return sorted(path.stem[:2] for path in SOLUTIONS.glob("*.ipynb"))
+    return sorted(path.stem.partition("_")[0] for path in SOLUTIONS.glob("*.ipynb"))
 
 
 def master(lesson: str) -> nbformat.NotebookNode:
@@ -32,7 +32,7 @@ def master(lesson: str) -> nbformat.NotebookNode:
 def variants(task_id: str) -> list[Wrong]:
     """The wrong answers to a task; none where its lesson has no such file."""
     try:
-        module = importlib.import_module(f"answers.lesson{task_id[:2]}")
+        module = importlib.import_module(f"answers.lesson{task_id.partition('.')[0]}")
     except ModuleNotFoundError:
         return []
     return module.WRONG.get(task_id, [])

@@ -13,13 +13,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import nbformat
-import notebook_rules
 import pytest
 import small_course
 from answers import trying
 
 from ddpz_lite.cli import check as command_check
 from ddpz_lite.cli import main
+from ddpz_lite.course import rules
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.check import NotAttempted, check
 from ddpz_lite.grade.notebooks import of, role
@@ -108,7 +108,7 @@ def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
     for cell in notebook.cells:
         if cell.cell_type == "code" and role(cell) != "check":
             assert cell.outputs == [] and cell.execution_count is None
-    for rule in (notebook_rules.headings, notebook_rules.alt_text, notebook_rules.plain_file):
+    for rule in (rules.headings, rules.alt_text, rules.plain_file):
         assert list(rule(notebook)) == []
 
 
@@ -375,7 +375,7 @@ def test_a_bad_master_does_not_keep_the_others_from_being_written(course, capsys
 
 def test_a_folder_without_masters_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ddpz_lite.cli.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("ddpz_lite.cli.shared.CHECKOUT", tmp_path)
     assert main(["exercises"]) == 2
     assert "no notebook in solutions/" in capsys.readouterr().err
 

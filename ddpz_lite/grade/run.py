@@ -31,7 +31,8 @@ OUTCOMES = {
     "stalled": "stuck",
     "timeout": "late",
 }
-RAISED = re.compile(r"ranks? [\d, and]+ raised (?:\w+\.)*(\w+)")
+STUB = re.compile(r"ranks? [\d, and]+ raised NotImplementedError at ")
+FRAME = re.compile(r'File "(.*)", line (\d+)')
 
 
 def draw(task: Task, key: str | None = None) -> list[Case]:
@@ -116,6 +117,15 @@ def _on_rank(job: str, answer: Any, inputs: Sequence[bytes], guarded: bool) -> b
 def _ending(failed: RankFailed) -> tuple[str, str]:
     """(outcome, the sentence about it) of a job that did not end well."""
     sentence = str(failed).partition("\n\n")[0].strip()
-    if (raised := RAISED.match(sentence)) and raised[1] == "NotImplementedError":
+    if _is_stub(str(failed), failed.where):
         return "unsolved", "not attempted yet"
     return OUTCOMES[failed.kind], sentence
+
+
+def _is_stub(story: str, where: str | None) -> bool:
+    """Whether it was the answer's own line that raised NotImplementedError, and not torch's below
+    it.
+    """
+    if not STUB.match(story) or not (frames := FRAME.findall(story)):
+        return False
+    return f"{frames[-1][0]}:{frames[-1][1]}" == where

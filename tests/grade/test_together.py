@@ -49,7 +49,7 @@ SPOILERS = {
     "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x, async_op=True)",
     "another dtype": "torch.set_default_dtype(torch.float64)\ndist.all_reduce(x)",
     "no gradients": "torch.set_grad_enabled(False)\ndist.all_reduce(x)",
-    "another torch": "real = dist.all_reduce\ndist.all_reduce = lambda t: real(t) and None\nreal(x)",
+    "another torch": "dist.all_reduce(x)\ndist.all_reduce = lambda t: t",
     "the group is gone": "dist.all_reduce(x)\ndist.destroy_process_group()",
     "a prisoner": "torch.nn.kept = x\ndist.all_reduce(x)",
 }

@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
-from types import FunctionType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -26,9 +25,7 @@ READY_MADE = {
     "torch.utils.data": ("DistributedSampler.__init__",),
     "ddpz_lite.data.sampler": ("RankSampler.__init__",),
 }
-
-
-STRATEGIES = f"{__package__.rpartition('.')[0]}.strategies"
+STRATEGIES = f"{__package__.rpartition('.')[0]}.strategies"  # all of it
 
 
 class ReadyMade(RuntimeError):
@@ -76,7 +73,7 @@ def own_work() -> Iterator[None]:
 
 
 def _is_ready_made(module: str) -> bool:
-    return module in READY_MADE or module.startswith(f"{STRATEGIES}.")
+    return module in READY_MADE or f"{module}.".startswith(f"{STRATEGIES}.")
 
 
 def _public(module: Any) -> list[str]:
@@ -85,8 +82,8 @@ def _public(module: Any) -> list[str]:
         f"{name}.__init__" if isinstance(value, type) else name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and isinstance(value, type | FunctionType)
-        and value.__module__ == module.__name__
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
     ]
 
 

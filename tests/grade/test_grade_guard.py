@@ -73,7 +73,7 @@ CASES = {
                 return True
         def public(module):
             own = [name for name in vars(module) if not name.startswith("_")]
-            made = [n for n in own if inspect.isroutine(v := vars(module)[n]) or inspect.isclass(v)]
+            made = [n for n in own if inspect.isroutine(v := vars(module)[n]) or type(v) is type]
             return [n for n in made if vars(module)[n].__module__ == module.__name__]
         named = {module: public(module) for module in (later, checkpoint, units, zero3)}
         assert all(named.values())

@@ -3,8 +3,7 @@
 A step reduces each bucket of gradients to shards (Partial to Shard), lets the optimizer update this
 rank's shard, and gathers the parameters (Shard to Replicate). The two together move what one
 all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
-so the optimizer updates them in place and nothing is copied; with it, the shard is the fp32 master
-copy.
+so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
 Gradients stay in `param.grad`, of this rank alone, until `step()`; so accumulation over several
 backwards costs nothing and needs no `no_sync`.
@@ -49,8 +48,7 @@ class ZeRO1(ShardedOptimizer):
         loss_scale: see `precision.LossScale`.
         keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.
 
-    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' parameters
-    differ.
+    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
     def __init__(

@@ -212,8 +212,7 @@ def next_token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") ->
 class MLP(nn.Module):
     """Linear layers with ReLU between them: x (..., sizes[0]) to (..., sizes[-1]).
 
-    Any sizes, odd ones too. The layers are reachable as `model.blocks`, one unit per Linear and its
-    ReLU.
+    Any sizes, odd ones too. The layers are in `model.blocks`, one unit per Linear and its ReLU.
     """
 
     def __init__(self, sizes: Sequence[int], bias: bool = True) -> None:

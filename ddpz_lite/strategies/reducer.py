@@ -199,8 +199,7 @@ class Reducer:
 def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
     """Trainable parameters in reverse order, about that of backward, in groups of `bucket_mb`.
 
-    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter has its
-    own.
+    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter is one.
     """
     if not bucket_mb > 0:
         raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")

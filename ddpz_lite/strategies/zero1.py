@@ -42,8 +42,7 @@ class ZeRO1(ShardedOptimizer):
         bucket_mb: megabytes (1e6 bytes) of parameters per transition.
         mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
             forward and backward; the optimizer steps on master copies in the dtype they had.
-        reduce_dtype: in which gradients travel; default: that of the parameters. They are summed in
-            fp32.
+        reduce_dtype: in which gradients travel, summed in fp32; default: that of the parameters.
         offload: keep shards and state in the memory of the host.
         loss_scale: see `precision.LossScale`.
         keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.

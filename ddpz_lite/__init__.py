@@ -31,11 +31,7 @@ _HOMES = {
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),
         "strategies.checkpoint": ("save_checkpoint", "load_checkpoint"),
-        "strategies.full_state": (
-            "full_state_dict",
-            "load_full_state_dict",
-            "save_safetensors",
-        ),
+        "strategies.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
         "grade.check": ("check",),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
     }.items()
@@ -62,9 +58,7 @@ def __dir__() -> list[str]:
 
 
 def _warm() -> None:
-    """Start the fork server now, in the background, unless this process is itself a rank or a
-    command of `ddpz`.
-    """
+    """Start the fork server in the background, unless this is a rank or a command of `ddpz`."""
     is_rank = "RANK" in os.environ or multiprocessing.parent_process() is not None
     is_command = os.path.basename(sys.argv[0] if sys.argv else "").startswith("ddpz")
     if not is_rank and not is_command and os.environ.get("DDPZ_WARM", "1") != "0":

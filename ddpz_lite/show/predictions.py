@@ -71,8 +71,7 @@ def predict(
     high: float | None = None,
     step: float | None = None,
 ) -> Prediction:
-    """Ask for a number, in a box, or on a slider when `low` and `high` are given; returns the
-    Prediction.
+    """Ask for a number: in a box, or on a slider when `low` and `high` are given.
 
     Without a kernel or a reader the default is the prediction. Raises ValueError for a default
     outside the slider.

@@ -15,7 +15,9 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(n, marks=pytest.mark.extra) for n in (1, 3))]
+)
 def test_all_contestants_run_interleaved(world_size):
     names = [*bench.OURS, bench.ALONE, *bench.PEERS.values()]
     measured = bench.measure(names, TINY, world_size, timeout=100)

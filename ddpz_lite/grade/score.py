@@ -94,8 +94,10 @@ def _find(aspect: Aspect, seen: Sequence[Observed], told: set[str]) -> Finding:
 
 
 def _judge(aspect: Aspect, observed: Observed) -> str | None:
-    """The aspect's sentence. An answer can return anything, and a judge that trips over what it did
-    not expect has found it wrong.
+    """The aspect's sentence, or None.
+
+    An answer can return anything: a judge that trips over what it did not expect has found it
+    wrong.
     """
     try:
         return aspect.judge(observed)

@@ -62,8 +62,7 @@ def house_style() -> Iterator[None]:
 def figure(
     rows: int = 1, columns: int = 1, *, height: float = 3.0, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure in the house style and its axes, like `plt.subplots(rows, columns)`; `height` in
-    inches.
+    """A figure in the house style, `height` inches high, and its axes, as `plt.subplots` gives.
 
     The figure is not known to pyplot, so nothing shows it twice and nothing needs closing: draw,
     then `show_figure`.

@@ -1,8 +1,8 @@
 """Commit to a number, then measure: the prediction stands beside the measurement.
 
-bytes_held = predict("How many bytes per parameter does AdamW keep, in all?", default=12,
-unit="bytes") ...
-bytes_held.reveal(measured)
+kept = predict("How many bytes per parameter does AdamW keep?", default=12, unit="bytes")
+...
+kept.reveal(measured)
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 LIMIT = 64 << 20  # bytes of one rank's data
-TREE = 1 << 20  # bytes of its JSON part, and of the description of its tensors
+TREE = 1 << 18  # bytes of its JSON part, and of the description of its tensors
 TENSOR = "tensor"  # {"tensor": "3"} stands for the tensor of that number
 ITEMS = "items"  # {"items": [[key, value], ...]} stands for a dict
 DEPTH = 40

@@ -27,6 +27,7 @@ import ddpz_lite
 from ..grade.run import draw
 from ..grade.score import Finding, Verdict, score
 from ..grade.task import Observed, Task
+from .arena.observe import turn
 from .hidden import More, extend
 from .intake import Submission
 from .merge import Attempt, Pristine, explained, left_out, merge
@@ -125,7 +126,8 @@ def _verdict(task: Task, attempt: Attempt, key: str, observe: Observe, terms: Te
         seen += observe(task, attempt.cells, [case], sandboxed=terms.sandbox == "yes")
         if _hopeless(task, seen[-1]):
             break
-    return score(task, seen)
+    with turn():
+        return score(task, seen)
 
 
 def _hopeless(task: Task, seen: Observed) -> bool:

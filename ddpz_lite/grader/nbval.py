@@ -22,6 +22,7 @@ from ..grade import notebooks
 from .batch import Terms, write
 from .intake import Submission
 from .merge import Pristine, merged
+from .sandbox.frames import without_paths
 from .sandbox.grounds import Grounds
 from .sandbox.leash import NoRanks
 from .sandbox.notebook import NoReport
@@ -186,7 +187,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 def _first_lines(text: str) -> str:
     """A failure without what nbval writes around it, and cut."""
-    text = COLOUR.sub("", text).removeprefix(LEAD)
+    text = without_paths(COLOUR.sub("", text).removeprefix(LEAD))
     _, _, traceback = text.partition("Traceback:\n")
     lines = [line.rstrip() for line in (traceback or text).splitlines() if line.strip("- ")]
     return "\n".join(line[:WIDTH] for line in lines[:LINES])

@@ -140,6 +140,15 @@ def _grade_command(commands) -> None:
         "--seed", type=int, default=None, help="of the inputs: same seed, same points"
     )
     grade.add_argument("--jobs", type=_count, default=None, help="notebooks at a time (all cores)")
+    grade.add_argument("--roster", default=None, metavar="CSV", help="say who of it is missing")
+    grade.add_argument("--only", nargs="+", metavar="TASK", help="as 03.weighted_mean, or as 03")
+    grade.add_argument(
+        "--fail-under",
+        type=float,
+        default=None,
+        metavar="POINTS",
+        help="exit with 1 if one has less",
+    )
 
 
 def _count(text: str) -> int:

@@ -26,12 +26,13 @@ from .arena.frames import Channel, Inbox, Refused, order
 from .arena.observe import PASSED_ON, Grounds
 from .arena.peer import Peer
 from .batch import Terms, write
-from .intake import Submission
-from .merge import Pristine, merged
+from .exercise import Pristine
+from .merge import merged
 from .sandbox import leash
 from .sandbox.leash import NoRanks
 from .sandbox.limits import MIB, NOTEBOOK, NOTEBOOK_SECONDS
 from .sandbox.usage import memory
+from .submission import Submission
 
 NEEDED = ("pytest", "nbval", "ipykernel", "jupyter_client")  # packages, to run it
 TICK = 0.1  # seconds between two looks at the clock and the memory

@@ -22,11 +22,12 @@ from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Observed, find
 from ddpz_lite.grader import Grounds, Limits, merge, nbval, probe
 from ddpz_lite.grader.batch import Terms
-from ddpz_lite.grader.intake import Submission
+from ddpz_lite.grader.exercise import pristine
 from ddpz_lite.grader.nbval import Cell, NoReport, Said
 from ddpz_lite.grader.sandbox import limits
 from ddpz_lite.grader.sandbox.limits import Probe
 from ddpz_lite.grader.sandbox.syscalls import AF_NETLINK
+from ddpz_lite.grader.submission import Submission
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -44,7 +45,7 @@ def one_task(monkeypatch):
 
 @pytest.fixture
 def exercise(course):
-    return merge.pristine(course / "solutions" / EXERCISE)
+    return pristine(course / "solutions" / EXERCISE)
 
 
 def handed_in(source: str | None) -> Submission:

@@ -273,6 +273,7 @@ def another_exercise(place: Path) -> None:
     mine = notebook(SOLVED)
     for index, cell in enumerate(mine["cells"]):
         cell["id"] = f"other-{index}"
+        cell["metadata"] = {}
     put(place, "another-exercise", mine)
 
 

@@ -115,6 +115,16 @@ def _exercise_commands(commands) -> None:
 
     _grade_command(commands)
 
+    export = _command(
+        commands,
+        "export",
+        "write the student's copy of the course: chosen lessons, no solutions, no tests",
+        "ddpz export ../our-course --lessons 00 01 02",
+        _export,
+    )
+    export.add_argument("dir", metavar="DIR", help="a folder that is new or empty")
+    export.add_argument("--lessons", nargs="+", metavar="NN", help="as 00 01 02 (default: all)")
+
     purpose = "what of the exercises is solved, and with how many hints"
     _command(commands, "progress", f"show {purpose}", "ddpz progress", _progress)
 
@@ -203,6 +213,12 @@ def _progress(options: argparse.Namespace) -> int:
     from ddpz_lite.cli import progress
 
     return progress.run()
+
+
+def _export(options: argparse.Namespace) -> int:
+    from ddpz_lite.cli import export
+
+    return export.run(options)
 
 
 def _grade(options: argparse.Namespace) -> int:

@@ -280,12 +280,12 @@ def test_a_class_gets_the_points_that_its_answers_are_worth(class_of, course):
         eve="def weighted_mean(gradients, samples):\n    raise SystemExit('5 of 5 points')",
         fay="!pip install torch",
     )
-    points = []
-    for out in ("one", "two"):
-        assert main(["grade", place, "--out", out, "--seed", "7", "--jobs", "2"]) == 0
-        points.append({name: int(row["points"]) for name, row in rows(course / out).items()})
-    assert points[0] == points[1]
-    assert points[0] == {"ada": 5, "bob": 0, "cem": 0, "dan": 3, "eve": 0, "fay": 0}
+    points = {}
+    for out, paths in (("two", ["class/ada", "class/dan"]), ("one", [place])):
+        assert main(["grade", *paths, "--out", out, "--seed", "7", "--jobs", "2"]) == 0
+        points[out] = {name: int(row["points"]) for name, row in rows(course / out).items()}
+    assert points["two"] == {"ada": 5, "dan": 3}
+    assert points["one"] == {"ada": 5, "bob": 0, "cem": 0, "dan": 3, "eve": 0, "fay": 0}
     for name, sentence in {
         "dan": "the mean of the ranks&#x27; means",
         "eve": "<b",

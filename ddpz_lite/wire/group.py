@@ -16,8 +16,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from .. import callsite
 from . import call as calls
+from .format import COLLECTIVE, SPLITS
 from .issuing import Issuing
-from .layout import COLLECTIVE, SPLITS
 
 _NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")  # torch 2.13 renamed five operations
 _ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"
@@ -223,7 +223,7 @@ class WireGroup(Issuing):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
-        where, board = callsite.caller(), self._session.board
+        where, board = callsite.caller(), self._tap.board
         with self._order:
             call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
             entry, _ = self._announce(call, where, ())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .layout import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
+from .format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
 from .reading import Reading
 
 _ENDED = (PHASES.index("returned"), PHASES.index("raised"))

@@ -8,6 +8,7 @@ mean is said in one line where it is not plain.
 from __future__ import annotations
 
 import time
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,10 +28,36 @@ _REDUCE_SCATTERS = (
     "reduce_scatter_single_coalesced" if _NEW_NAMES else "reduce_scatter_tensor_coalesced"
 )
 _ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
+_dynamo = torch._C._dynamo.eval_frame
 
 Tensors = list[torch.Tensor]
 
 
+def _leave_to_python(cls: type) -> type:
+    """[Note: compile]
+    torch.compile would trace these methods, and stops at the first attribute of a process group.
+    So each is marked as one to be called, not traced, and runs with tracing off. That is what
+    `torch.compiler.disable` does; but to import it costs every rank a second.
+    """
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("__"):
+            setattr(cls, name, _untraced(method))
+    return cls
+
+
+def _untraced(method: FunctionType) -> FunctionType:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = _dynamo.set_eval_frame(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _dynamo.set_eval_frame(before)
+
+    call._torchdynamo_disable = True
+    return call
+
+
+@_leave_to_python
 class WireGroup(Issuing):
     """A process group on the wire."""
 

@@ -92,6 +92,8 @@ class Issuing(ProcessGroup):
                 "index": self._index,
                 "number": entry.group_seq,
                 "peer": -1 if call.root is None else call.root,
+                # NCCL lets a rank go once its part is sent: such a wait may end by itself.
+                "bounded": call.op in ("broadcast", "scatter") and self.devices[device] == "nccl",
             }
             return self._run(method, args, entry, position, transfer, blocking, device)
 
@@ -208,8 +210,9 @@ class Issuing(ProcessGroup):
             "number": number,
             "peer": peer,
             "tag": tag,
+            "bounded": False,
         }
-        blocking = _is_blocking(sys._getframe(2))
+        blocking = _is_blocking(sys._getframe(3))  # over the method and what wraps it
         return self._run(method, args, entry, position, transfer, blocking, tensor.device.type)
 
     def _announce_message(

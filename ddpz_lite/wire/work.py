@@ -144,7 +144,8 @@ class Wired(Work):
         board = self._tap.board
         on_board = threading.get_ident() == self._tap.main_thread
         if on_board:
-            board.enter(**self._position, bounded=timeout != FOREVER)
+            bounded = self._position["bounded"] or timeout != FOREVER
+            board.enter(**{**self._position, "bounded": bounded})
         try:
             self._wait_inside(timeout)
         except RuntimeError:

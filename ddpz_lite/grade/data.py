@@ -1,7 +1,8 @@
 """Data over the boundary between an answer and its judge: tensors as safetensors, the rest as JSON.
 
 Nothing that is read back can run code, whoever wrote it. What travels: None, bool, int, float, str
-(numpy's as Python's), plain dense tensors, and lists, tuples (read back as lists) and dicts of these.
+(a number of numpy's is read back as Python's), plain dense tensors, and lists, tuples (read back as
+lists) and dicts of these.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ Problems = list[tuple[str, str]]  # (where, reason)
 def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission | NotGraded]:
     """All that the paths hold, in the order of names.
 
-    Of two notebooks of a student for one exercise the better counts. known: the exercises by lesson. Nothing here raises for what a student handed in.
+    Of two notebooks of a student for one exercise the better counts. known: the exercises by
+    lesson. Nothing here raises for what a student handed in.
     """
     names = [exercise.name for exercise in known.values()]
     read_in = []

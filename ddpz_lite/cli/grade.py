@@ -28,8 +28,9 @@ PATIENCE = 2.0  # times a case's timeout: many ranks share this machine
 
 
 def run(options: Namespace) -> int:
-    """Grade, write the reports, print a line per notebook; 1 if something was not graded, or if
-    somebody has fewer points than --fail-under.
+    """Grade, write the reports, print a line per notebook.
+
+    Returns 1 if something was not graded, or somebody has fewer points than --fail-under.
     """
     _refuse_other_systems()
     sandbox = _sandbox(options.secure)

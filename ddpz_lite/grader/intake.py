@@ -27,10 +27,10 @@ Problems = list[tuple[str, str]]  # (where, reason)
 
 
 def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission | NotGraded]:
-    """All that the paths hold, in the order of names; of two notebooks of a student for one
-    exercise the better counts.
+    """All that the paths hold, in the order of names.
 
-    known: the exercises by lesson. Nothing here raises for what a student handed in.
+    Of two notebooks of a student for one exercise the better counts. known: the exercises by
+    lesson. Nothing here raises for what a student handed in.
     """
     names = [exercise.name for exercise in known.values()]
     read_in = []
@@ -115,8 +115,9 @@ def _best(
     read_in: Sequence[tuple[HandIn, Taken, Problems]],
     students: Sequence[tuple[str, Sequence[str]]],
 ) -> dict[tuple[str, str], Submission]:
-    """(student, place) -> the notebook that counts: of several for one exercise the one with most
-    answers, and of those the last.
+    """(student, place) -> the notebook that counts, of several for one exercise.
+
+    It is the one with the most answers, and of equals the last.
     """
     groups: dict[tuple[str, str], Taken] = {}
     for (_, taken, _), (student, _) in zip(read_in, students, strict=True):
@@ -145,8 +146,10 @@ def _best(
 
 
 def _told_apart(hand_ins: Sequence[HandIn]) -> list[tuple[str, list[str]]]:
-    """(name, what to say of it) for each: of two places whose names became the same, or differ by
-    case alone, one gets a number. A folder's or zip's name comes before a notebook's own.
+    """(name, what to say of it) for each.
+
+    Of two places whose names became the same, or differ by case alone, one gets a number. A
+    folder's or zip's name comes before a notebook's own.
     """
     owner: dict[str, str] = {}
     for one in sorted(hand_ins, key=lambda one: one.own):

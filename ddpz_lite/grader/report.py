@@ -79,8 +79,9 @@ class Report:
 
     @property
     def stamps(self) -> dict[str, Any]:
-        """What every report says of the terms on which it was made. The seed stands in the
-        teacher's alone: who knows it can draw the inputs.
+        """What every report says of the terms on which it was made.
+
+        The seed stands in the teacher's alone: who knows it can draw the inputs.
         """
         return {"version": self.terms.version, "sandbox": self.terms.sandbox}
 

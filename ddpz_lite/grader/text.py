@@ -80,8 +80,10 @@ def in_path(text: str) -> str:
 
 
 def clean(name: str) -> str:
-    """A name for files, tables and pages, in Unicode's form C: letters of every script with their
-    marks, digits and a few signs, at most NAME characters and NAME_BYTES bytes of UTF-8.
+    """A name for files, tables and pages, in Unicode's form C.
+
+    It has letters of every script with their marks, digits and a few signs; at most NAME
+    characters, and NAME_BYTES bytes of UTF-8.
     """
     plain = unicodedata.normalize("NFC", name)
     kept = "".join(_in_name(char, before) for before, char in zip(" " + plain, plain, strict=False))

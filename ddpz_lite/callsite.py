@@ -42,9 +42,7 @@ def set_cells(cells: Mapping[str, str]) -> None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether frames of this file are machinery (torch, this library, Python's own) and not the
-    learner's code.
-    """
+    """Whether this file is machinery (torch, this library, Python's own), not the learner's."""
     known = _library.get(filename)
     if known is None:
         known = _library[filename] = _is_library(filename)
@@ -67,9 +65,7 @@ def set_name(filename: str) -> str:
 
 
 def filename(name: str) -> str:
-    """The file behind the name in a label: the inverse of the naming by `set_cells`, other names as
-    they are.
-    """
+    """The file behind a label's name, where `set_cells` gave it one; other names as they are."""
     return next((file for file, cell in _cells.items() if cell == name), name)
 
 

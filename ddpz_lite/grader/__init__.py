@@ -7,11 +7,18 @@ way only: class, arena, sandbox.
 
 The class:
 
-    batch      trusted    submissions, as many at a time as there are cores, resumable
-    intake     trusted    notebooks, folders and zips: what is taken, and why the rest is refused
+    submission trusted    what becomes of what was handed in: answers, or a line that says why not
+    exercise   trusted    what a submission is held against: the exercise as it was handed out
+    places     trusted    folders as they were handed in; zips: the same of zips, within limits
+    owners     trusted    whose a notebook is; roster: who should have handed in
+    answers    trusted    from a notebook's bytes to its answers, and which exercise it is
+    intake     trusted    all of it: what is taken, and a line for all that is not
     merge      trusted    the sources of answers, put into the pristine exercise
+    batch      trusted    submissions, as many at a time as there are cores, resumable
     hidden     trusted    more cases and aspects, which students do not have
-    report     trusted    feedback for the student; formats: CSV, JUnit, Gradescope, a summary
+    report     trusted    what a class is told
+    pages      trusted    it in HTML and Markdown; formats: in CSV, JUnit, for Gradescope
+    text       trusted    what somebody else wrote, fit for a page, a table, a file's name
     similarity trusted    answers that resemble each other: an aid, never a verdict
     nbval      trusted    what nbval says about the whole notebook: to read, never a point
 

@@ -20,13 +20,14 @@ from tqdm import tqdm
 
 from ..grade import notebooks
 from .batch import Terms, write
-from .intake import Submission
-from .merge import Pristine, merged
+from .exercise import Pristine
+from .merge import merged
 from .sandbox.frames import without_paths
 from .sandbox.grounds import Grounds
 from .sandbox.leash import NoRanks
 from .sandbox.notebook import NoReport
 from .sandbox.notebook import run as run_notebook
+from .submission import Submission
 
 NEEDED = ("pytest", "nbval", "ipykernel", "jupyter_client")  # packages, to run it
 LINES, WIDTH = 8, 200  # what is kept of a failure

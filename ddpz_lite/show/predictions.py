@@ -1,8 +1,8 @@
 """Commit to a number, then measure: the prediction stands beside the measurement.
 
-bytes_held = predict("How many bytes per parameter does AdamW keep, in all?", default=12,
-unit="bytes") ...
-bytes_held.reveal(measured)
+kept = predict("How many bytes per parameter does AdamW keep?", default=12, unit="bytes")
+...
+kept.reveal(measured)
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def predict(
     high: float | None = None,
     step: float | None = None,
 ) -> Prediction:
-    """Ask for a number, in a box, or on a slider when `low` and `high` are given; returns the
-    Prediction.
+    """Ask for a number: in a box, or on a slider when `low` and `high` are given.
 
     Without a kernel or a reader the default is the prediction. Raises ValueError for a default
     outside the slider.

@@ -3,8 +3,7 @@
 A step reduces each bucket of gradients to shards (Partial to Shard), lets the optimizer update this
 rank's shard, and gathers the parameters (Shard to Replicate). The two together move what one
 all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
-so the optimizer updates them in place and nothing is copied; with it, the shard is the fp32 master
-copy.
+so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
 Gradients stay in `param.grad`, of this rank alone, until `step()`; so accumulation over several
 backwards costs nothing and needs no `no_sync`.
@@ -23,14 +22,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Comm
-from .ddp import buckets_of, check_frozen
 from .flat import Flat
 from .optim import Scaler, ShardedOptimizer
+from .reducer import buckets_of
+from .replica import check_frozen
 
 
 class ZeRO1(ShardedOptimizer):
-    """A torch optimizer whose state is sharded: `ZeRO1(model.parameters(), torch.optim.AdamW,
-    lr=1e-3)`.
+    """A torch optimizer whose state is sharded.
+
+        optimizer = ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
     Parameters get rank 0's values and become views of flat buffers. Every rank must call `step()`.
 
@@ -41,14 +42,12 @@ class ZeRO1(ShardedOptimizer):
         bucket_mb: megabytes (1e6 bytes) of parameters per transition.
         mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
             forward and backward; the optimizer steps on master copies in the dtype they had.
-        reduce_dtype: in which gradients travel; default: that of the parameters. They are summed in
-            fp32.
+        reduce_dtype: in which gradients travel, summed in fp32; default: that of the parameters.
         offload: keep shards and state in the memory of the host.
         loss_scale: see `precision.LossScale`.
         keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.
 
-    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' parameters
-    differ.
+    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
     def __init__(
@@ -65,24 +64,23 @@ class ZeRO1(ShardedOptimizer):
         keep: Collection[nn.Parameter] = (),
         **options: Any,
     ) -> None:
-        self.flats: list[Flat] = []
         self._piece_of: dict[nn.Parameter, nn.Parameter] = {}
         self._frozen: list[tuple[str, nn.Parameter]] = []
-        self._bucket_mb, self._shard_comm, self._keep = bucket_mb, Comm.of(mesh), set(keep)
+        self._bucket_mb, self._keep = bucket_mb, set(keep)
         self._flat_options = {
             "dtype": mixed_precision,
             "reduce_dtype": reduce_dtype,
             "offload": offload,
         }
         super().__init__(
-            params, optimizer_class, comm=self._shard_comm, loss_scale=loss_scale, **options
+            params, optimizer_class, comm=Comm.of(mesh), loss_scale=loss_scale, **options
         )
 
     def adopt(self, groups: list[dict[str, Any]]) -> None:
         params = [p for group in groups for p in group["params"]]
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
-        self._shard_comm.check_equal("the optimizer's parameters", lines)
-        self._shard_comm.broadcast(params)
+        self.comm.check_equal("the optimizer's parameters", lines)
+        self.comm.broadcast(params)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
         self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
         cast = [p for p in params if p not in self._keep]
@@ -90,7 +88,7 @@ class ZeRO1(ShardedOptimizer):
         as_they_are = self._flat_options | {"dtype": None}
         for some, options in ((cast, self._flat_options), (kept, as_they_are)):
             for bucket in buckets_of(some, self._bucket_mb):
-                flat = Flat(bucket, self._shard_comm, **options)
+                flat = Flat(bucket, self.comm, **options)
                 self.flats.append(flat)
                 self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
 

@@ -23,7 +23,7 @@ from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Observed, find
 from ddpz_lite.grader import Grounds, Limits, merge, nbval, probe
 from ddpz_lite.grader.batch import Terms
-from ddpz_lite.grader.intake import Submission
+from ddpz_lite.grader.exercise import pristine
 from ddpz_lite.grader.nbval import Cell, Said
 from ddpz_lite.grader.sandbox import limits, notebook_inside
 from ddpz_lite.grader.sandbox import notebook as notebook_run
@@ -32,6 +32,7 @@ from ddpz_lite.grader.sandbox.leash import Leash
 from ddpz_lite.grader.sandbox.limits import Probe
 from ddpz_lite.grader.sandbox.notebook import NoReport
 from ddpz_lite.grader.sandbox.syscalls import AF_NETLINK
+from ddpz_lite.grader.submission import Submission
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -49,7 +50,7 @@ def one_task(monkeypatch):
 
 @pytest.fixture
 def exercise(course):
-    return merge.pristine(course / "solutions" / EXERCISE)
+    return pristine(course / "solutions" / EXERCISE)
 
 
 def handed_in(source: str | None) -> Submission:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import CannotSend, devices, engines, printer, ship
+from ddpz_lite.launcher import CannotSend, devices, hearing, printer, ship
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -290,8 +290,6 @@ def counts():
 
 
 def test_progress_of_all_ranks_is_one_bar(monkeypatch):
-    from ddpz_lite.launcher import job
-
     told = []
 
     class Bar:
@@ -304,7 +302,7 @@ def test_progress_of_all_ranks_is_one_bar(monkeypatch):
         def close(self):
             told.append("closed")
 
-    monkeypatch.setattr(job, "Bar", Bar)
+    monkeypatch.setattr(hearing, "Bar", Bar)
     dz.launch(counts, 2)
     assert told[-1] == "closed"
     for rank in range(2):
@@ -369,40 +367,6 @@ def test_world_sizes_and_gpus_make_a_plan(monkeypatch):
     assert "4 ranks share 2 GPUs" in shared.note
 
 
-@pytest.fixture
-def pool():
-    """The engine for systems that cannot fork, here in place of the fork server."""
-    before, engines._engine = engines._engine, engines.Pool()
-    try:
-        yield engines._engine
-    finally:
-        mine, engines._engine = engines._engine, before
-        mine.close()
-
-
-def exits(status):
-    if dist.get_rank() == 1:
-        os._exit(status)
-    nothing()
-
-
-@pytest.mark.slow
-def test_the_pool_of_warm_processes_does_the_same(pool):
-    descriptors, processes = leftovers.descriptors(), leftovers.processes()
-    assert list(dz.launch(rank_and_sum, 2, args=(1,))) == [(0, 2, 4.0), (1, 2, 4.0)]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        dz.launch(prints, 2, output="by_rank")
-    assert out.getvalue().count("from below python") == 2
-    with pytest.raises(dz.RankFailed, match=r"rank 1 left with os\._exit") as caught:
-        dz.launch(exits, 2, args=(4,))
-    assert caught.value.rank == 1
-    with pytest.raises(dz.RankFailed, match="did not end within") as caught:
-        dz.launch(time.sleep, 2, args=(60,), timeout=1)
-    pool.close()
-    assert [process for process in leftovers.processes() if process not in processes] == []
-    assert leftovers.descriptors() <= descriptors
-
-
 SCRIPT = """
 import ddpz_lite as dz
 import torch.distributed as dist
@@ -417,13 +381,3 @@ def test_a_script_needs_no_guard_and_ends_without_a_warning(tmp_path):
     command = [sys.executable, "-W", "error", "-X", "dev", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr, done.returncode) == ("[0, 1]\n", "", 0)
-
-
-def test_an_import_alone_ends_at_once():
-    """The fork server is still importing torch when the program is over."""
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=100)
-    torch_alone = time.perf_counter() - began
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import ddpz_lite"], check=True, timeout=100)
-    assert time.perf_counter() - began < torch_alone

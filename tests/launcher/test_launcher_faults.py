@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import engines, failure, job, rank
+from ddpz_lite.launcher import failure, job, rank
+from ddpz_lite.launcher.forkserver import ForkServer
+from ddpz_lite.launcher.hearing import Hearing
 from ddpz_lite.launcher.job import Job
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -554,7 +556,7 @@ def test_a_job_whose_fork_server_dies_is_not_run_again(tmp_path):
     assert list(dz.launch(dist.get_rank, 2)) == [0, 1]
 
 
-AWKWARD = [(engines.ForkServer, "start"), (Job, "_register"), (Job, "_dismiss"), (Job, "_end")]
+AWKWARD = [(ForkServer, "start"), (Hearing, "listen"), (Job, "_dismiss"), (Job, "_end")]
 
 
 @pytest.mark.parametrize(("owner", "name"), [*AWKWARD, (Job, "_close")])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ddpz_lite as dz
 from ddpz_lite import wire
-from ddpz_lite.wire.layout import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, SEND, digest
+from ddpz_lite.wire.format import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, SEND, digest
 
 # -- different calls -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from grade_cases import by_broker, case, returned
 from leftovers import descriptors, gone
 
 import ddpz_lite
+from ddpz_lite.grade.task import lessons
 from ddpz_lite.grader import Grounds, Limits, probe
 from ddpz_lite.grader.sandbox import walls
 from ddpz_lite.grader.sandbox.frames import Inbox, Refused, clean, frame
@@ -96,6 +97,18 @@ def test_a_task_that_builds_a_strategy_sees_the_same_without_the_ready_made_ones
     seen = build(f"def weighted_mean(gradients, samples):\n{lines}    gradients[:] = [found]\n")
     assert seen.outcome == "ok", seen.sentence
     assert returned(seen)[0] == [digests(walls.shown(PACKAGE, walls.READY_MADE))]
+
+
+@sandboxed
+def test_every_job_finds_what_it_imports():
+    names = [f"ddpz_lite.tasks.lesson{lesson}.job" for lesson in lessons()]
+    seen = build(f"""
+import importlib
+def weighted_mean(gradients, samples):
+    gradients[:] = [importlib.import_module(name).__name__ for name in {names!r}]
+""")
+    assert seen.outcome == "ok", seen.sentence
+    assert returned(seen)[0] == names
 
 
 def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tmp_path):

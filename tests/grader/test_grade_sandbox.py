@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -22,6 +23,7 @@ from grade_cases import by_broker, case, returned
 from leftovers import descriptors, gone
 
 import ddpz_lite
+from ddpz_lite.grade.task import lessons
 from ddpz_lite.grader import Grounds, Limits, probe
 from ddpz_lite.grader.sandbox import walls
 from ddpz_lite.grader.sandbox.frames import Inbox, Refused, clean, frame
@@ -64,26 +66,26 @@ WAY = {
 }
 
 
-# What is seen of the package: path -> content. Everything else of `out` stands before it.
+# What is seen of the package (path -> digest of its content), and what lies at the top and beside.
 WALK = f"""
-import os
+import hashlib, os
 package, found = {str(PACKAGE)!r}, {{}}
 for folder, _, names in os.walk(package):
     for name in names:
         path = os.path.join(folder, name)
-        found[os.path.relpath(path, package)] = open(path, "rb").read().hex()
+        found[os.path.relpath(path, package)] = hashlib.sha256(open(path, "rb").read()).hexdigest()
 out += [found, os.listdir("/"), os.listdir(os.path.dirname(package)), os.listdir("/tmp")]
 """
 
 
-def hexed(files: dict[str, bytes]) -> dict[str, str]:
-    return {name: content.hex() for name, content in files.items()}
+def digests(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 @sandboxed
 def test_files_are_python_the_packages_and_what_is_shown_of_this_package():
     found, top, beside, tmp = look(WALK)
-    assert found == hexed(walls.shown(PACKAGE))
+    assert found == digests(walls.shown(PACKAGE))
     assert not {"home", "var", "etc/shadow", "old", "sys", "run"} & set(top)
     assert set(tmp) == WAY
     assert "ddpz_lite" in beside and not {"solutions", "exercises", "tests", ".git"} & set(beside)
@@ -94,7 +96,19 @@ def test_a_task_that_builds_a_strategy_sees_the_same_without_the_ready_made_ones
     lines = "".join(f"    {line}\n" for line in ["out = []", *WALK.splitlines()])
     seen = build(f"def weighted_mean(gradients, samples):\n{lines}    gradients[:] = [found]\n")
     assert seen.outcome == "ok", seen.sentence
-    assert returned(seen)[0] == [hexed(walls.shown(PACKAGE, walls.READY_MADE))]
+    assert returned(seen)[0] == [digests(walls.shown(PACKAGE, walls.READY_MADE))]
+
+
+@sandboxed
+def test_every_job_finds_what_it_imports():
+    names = [f"ddpz_lite.tasks.lesson{lesson}.job" for lesson in lessons()]
+    seen = build(f"""
+import importlib
+def weighted_mean(gradients, samples):
+    gradients[:] = [importlib.import_module(name).__name__ for name in {names!r}]
+""")
+    assert seen.outcome == "ok", seen.sentence
+    assert returned(seen)[0] == names
 
 
 def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tmp_path):

@@ -32,6 +32,7 @@ from ..sandbox.frames import FrameSocket
 from . import group
 
 TEXT = 2000  # characters of an exception's words that are sent
+JOBS = (f"{TASKS}.", f"{jobs.__package__}.")  # modules that stand beside an answer
 THREADS = 12  # with which a rank may come to its own task; honest cells leave none, or a small pool
 
 
@@ -52,7 +53,7 @@ class Spans:
         frame = sys._getframe(1)
         while (caller := frame.f_globals.get("__name__", "")) in (ledger.__name__, "contextlib"):
             frame = frame.f_back
-        return self._told(name if caller.startswith(f"{TASKS}.") else f"the answer's {name}")
+        return self._told(name if caller.startswith(JOBS) else f"the answer's {name}")
 
     @contextlib.contextmanager
     def _told(self, name: str):

@@ -157,7 +157,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
 
 
 # an absolute path, but for those that are a sandbox's own; its last name
-PATH = re.compile(r"(?<![\w.:/])/(?!(?:tmp|dev)/)(?:[^\s/'\":,;()<>]+/)+(?=[^\s/'\":,;()<>])")
+PATH = re.compile(r"(?<![\w./])/(?!(?:tmp|dev)?/)(?:[^\s/'\":,;()<>]+/)+(?=[^\s/'\":,;()<>])")
 
 
 def without_paths(text: str) -> str:

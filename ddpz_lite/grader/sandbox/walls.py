@@ -49,7 +49,7 @@ SHOWN = (
     "__init__.py",
     *("callsite.py", "placement.py", "model.py", "data"),
     *("wire", "launcher", "strategies", "meter", "show"),
-    *(f"grade/{name}.py" for name in ("__init__", "data", "guard", "job", "task")),
+    *(f"grade/{name}.py" for name in ("__init__", "beside", "data", "guard", "job", "task")),
     *("tasks/__init__.py", "tasks/*/__init__.py", "tasks/*/job.py"),
 )
 # What a task that asks to build a strategy sees as ABSENT: every file in there, whoever adds it.

@@ -168,8 +168,7 @@ def _watch(orders: Orders, watch_pid: int | None) -> None:
         while True:
             time.sleep(pause)
             pause = min(2 * pause, HEARTBEAT)
-            frame = sys._current_frames().get(main_thread)
-            note = callsite.of_frame(frame) or SETUP
+            note = callsite.of_thread(main_thread) or SETUP
             os.lseek(place, 0, os.SEEK_SET)
             os.write(place, note.encode()[:PLACE_BYTES].ljust(PLACE_BYTES, b"\0"))
             if watch_pid is not None and os.getppid() != watch_pid:

@@ -31,6 +31,7 @@ _cells: dict[str, str] = {}  # file name -> "cell 12"
 _library: dict[str, bool] = {}  # file name -> whether it is to be skipped
 _labels: dict[tuple[CodeType, int], str] = {}
 _main = threading.main_thread().ident
+looking = threading.Lock()  # held while a thread looks at another's frames: see `of_thread`
 
 
 def set_cells(cells: Mapping[str, str]) -> None:
@@ -91,6 +92,16 @@ def of_frame(frame: FrameType | None) -> str | None:
     return None
 
 
+def of_thread(ident: int) -> str | None:
+    """The label of the innermost learner's frame of a thread.
+
+    Whoever looks at a frame keeps its locals, tensors of any size: it is let go at once, and
+    `looking` is held as long as it is kept.
+    """
+    with looking:
+        return of_frame(sys._current_frames().get(ident))
+
+
 def caller() -> str:
     """The label of the learner's line that led to this call.
 
@@ -99,5 +110,5 @@ def caller() -> str:
     """
     found = of_frame(sys._getframe(1))
     if found is None and threading.get_ident() != _main:
-        found = of_frame(sys._current_frames().get(_main))
+        found = of_thread(_main)
     return found or UNKNOWN

@@ -193,8 +193,7 @@ def _beat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None
     while True:
         time.sleep(pause)
         pause = min(2 * pause, HEARTBEAT)
-        frame = sys._current_frames().get(main_thread)
-        note = callsite.of_frame(frame) or SETUP
+        note = callsite.of_thread(main_thread) or SETUP
         os.lseek(place, 0, os.SEEK_SET)
         os.write(place, note.encode()[:PLACE_BYTES].ljust(PLACE_BYTES, b"\0"))
         if os.getppid() != zygote:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ddpz_lite.grade.compare import number, whole
 from ddpz_lite.grade.run import observe
 from ddpz_lite.grade.task import Case, find
 from ddpz_lite.grade.vocabulary import explain, explain_number
+from ddpz_lite.launcher import launch
 
 K = 1000  # elements, 4 kB
 
@@ -138,6 +140,28 @@ def test_a_value_is_explained_by_the_mistake_that_gives_it():
     assert explain_number(torch.tensor(4), 2, "It", {"is twice.": 4}) == "It is twice."
     assert explain_number("2", 2, "It", {}) == "It must be a number, not str."
     assert explain_number(float("nan"), 2, "It", {}) == "It is nan, and that is not it."
+
+
+@pytest.mark.slow
+def test_nobody_keeps_what_a_rank_has_let_go():
+    """The launcher's heartbeat looks at the rank's frames, and must not keep their locals."""
+
+    def rank():
+        def step():
+            whole = torch.zeros(K)
+            until = time.monotonic() + 0.05
+            while time.monotonic() < until:
+                pass
+            return whole.numel()
+
+        holding, held = Holding(), []
+        for _ in range(10):
+            with holding:
+                step()
+            held.append(holding.now())
+        return held
+
+    assert launch(rank, 1)[0] == [0] * 10
 
 
 @pytest.mark.slow

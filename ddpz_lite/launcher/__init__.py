@@ -70,9 +70,6 @@ def launch(
     function cannot travel, ValueError or TypeError for arguments that make no sense. In every case
     all processes of the job are gone.
     """
-    # [Note: frames] An interrupted launch shows the learner's line, and none of the frames between
-    # it and the rank: those are cut off here, and IPython hides this one.
-    __tracebackhide__ = True
     kwargs = {} if kwargs is None else kwargs
     world_size = _check(fn, world_size, args, kwargs, timeout, backend, network, record, output)
     try:
@@ -81,6 +78,11 @@ def launch(
         orders = _orders(call, world_size, backend, network, record, float(timeout))
         return _run(orders, Printer(world_size, output))
     except KeyboardInterrupt as error:
+        # [Note: frames] The launcher's frames say nothing to a learner. In a script one is left;
+        # IPython asks the error how it wants to be shown. It stays a plain KeyboardInterrupt, by
+        # which Python ends with the status of an interrupted program.
+        shown = f"KeyboardInterrupt: launch was interrupted at {callsite.caller()}"
+        error._render_traceback_ = lambda: [shown]
         raise error.with_traceback(None) from None
 
 

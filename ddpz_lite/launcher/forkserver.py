@@ -17,6 +17,11 @@ from .zygote import REQUEST
 PATIENCE = 0.5  # seconds for the zygote to end its jobs and itself
 PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+ZYGOTE = "ddpz_lite.launcher.zygote"
+# Its package imports it before it is run. runpy warns of that, which must not end it where warnings
+# are errors.
+QUIET = ["-W", "ignore::RuntimeWarning:runpy"]
+
 
 class ForkServerGone(RuntimeError):
     """The process that starts the ranks has died before it could."""
@@ -39,7 +44,7 @@ class ForkServer:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the zygote fails to start)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "ddpz_lite.launcher.zygote", str(theirs.fileno())],
+                    [sys.executable, "-P", *QUIET, "-m", ZYGOTE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._errors,

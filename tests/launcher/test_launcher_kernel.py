@@ -166,13 +166,11 @@ def wait():
 def test_an_interrupt_ends_the_ranks_and_keeps_the_kernel(kernel):
     kernel.run(WAITS)
     message = kernel.send("dz.launch(wait, 3)")
-    kernel.until_printed("ready")
+    kernel.until_printed("[rank 0] ready")
     kernel.manager.interrupt_kernel()
     text, error = kernel.wait(message)
-    assert "KeyboardInterrupt" in error
-    assert "rank 0 was running cell 1:6   time.sleep(600)" in text
-    assert "dz.launch(wait, 3)" in error
-    assert "job.py" not in error and "hearing.py" not in error and "selectors" not in error
+    assert error == "KeyboardInterrupt: launch was interrupted at cell 2:1"
+    assert "rank 0 was running cell 1:" in text
     assert leftovers.processes(kernel.pid) == []
     text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
     assert error is None and text.strip() == "2"

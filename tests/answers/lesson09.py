@@ -254,6 +254,7 @@ PROMISES = {
         "sends no more than an all-reduce": (*TRAFFIC, ""),
         "a rank holds, beside parameters and gradients, its part and no more": (*SHARE, "again"),
         "a stretch of all elements or whole parameters": None,
+        "before every step all of them get a gradient": None,
         "contiguous or not": ("a second model, any layout", "again"),
         "give all shares to all ranks": (*PLAIN, ""),
     },

@@ -7,7 +7,6 @@ and no judge of another lesson. What links to something left out becomes plain t
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 from argparse import Namespace
@@ -117,8 +116,7 @@ def _for_learners(path: Path) -> str:
 
 def _library(source: Path, target: Path, numbers: set[str]) -> None:
     tasks = source / "tasks"
-    there = {path.name for path in tasks.iterdir()}
-    wanted = _needed(tasks, {f"lesson{number}" for number in numbers} & there)
+    wanted = {f"lesson{number}" for number in numbers}
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         here = {"__pycache__"}
@@ -129,24 +127,6 @@ def _library(source: Path, target: Path, numbers: set[str]) -> None:
         return here & set(names)
 
     shutil.copytree(source, target, ignore=left_out)
-
-
-def _needed(tasks: Path, wanted: set[str]) -> set[str]:
-    """These lessons' folders of tasks, with those whose jobs and judges they import."""
-    found: set[str] = set()
-    while wanted:
-        found |= wanted
-        wanted = {name for lesson in wanted for name in _imports(tasks / lesson)} - found
-    return found
-
-
-def _imports(folder: Path) -> set[str]:
-    named = set()
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                named |= set(re.findall(r"\blesson\d\d\b", node.module))
-    return named
 
 
 # ---- links ----

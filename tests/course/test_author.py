@@ -49,7 +49,7 @@ def copy(tmp_path_factory):
 
 def run(root, *words):
     """`ddpz` of the copy, with the copy's own code."""
-    env = {**os.environ, "PYTHONPATH": str(root), "DDPZ_WARM": "0"}
+    env = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "ddpz_lite", *words]
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=200)
 

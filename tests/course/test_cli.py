@@ -45,7 +45,7 @@ except SystemExit as end:
 )
 def test_help_and_version_import_neither_torch_nor_jupyter(words):
     command = [sys.executable, "-c", HELP_STAYS_LIGHT, *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "DDPZ_WARM": "0"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

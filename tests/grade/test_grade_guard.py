@@ -99,7 +99,7 @@ def test_in_a_process_of_its_own(case, tmp_path):
     program = SETUP + textwrap.dedent(CASES[case]) + "os._exit(0)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "DDPZ_WARM": "0", "LATER": str(tmp_path)},
+        env={**os.environ, "LATER": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,

@@ -147,7 +147,6 @@ def _rank_environment(rank: int, world: int, folder: str) -> dict[str, str]:
         "USER": "rank",
         "LANG": "C.UTF-8",
         "PATH": "",
-        "DDPZ_WARM": "0",
         "CUDA_VISIBLE_DEVICES": "",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

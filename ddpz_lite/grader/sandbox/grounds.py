@@ -158,5 +158,5 @@ def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # One thread and no GPU: a process with threads of a library cannot be forked safely.
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ours = {"DDPZ_WARM": "0", "HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    ours = {"HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     return {**kept, **single, **ours}

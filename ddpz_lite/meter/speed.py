@@ -42,8 +42,7 @@ def utilization(flops: float, seconds: float, peak: float) -> float:
     """
     if flops < 0 or seconds <= 0 or peak <= 0:
         raise ValueError(
-            "utilization: flops >= 0, seconds > 0 and peak > 0 are needed, got "
-            f"{flops}, {seconds} and {peak}."
+            f"utilization needs flops {flops} >= 0, seconds {seconds} > 0 and peak {peak} > 0."
         )
     return flops / seconds / peak
 

@@ -135,7 +135,7 @@ def predict(
     controls = _view(prediction) if in_notebook() else []
     said = prediction.written(default)
     still = (
-        f"<p><b>Predict.</b> {prose(question)}</p><p>Run the cell to enter your number. (Nobody "
+        f"<p><b>Predict.</b> {prose(_asked(prediction))}</p><p>Run the cell to enter your number. (Nobody "
         f"did in this stored run: it takes {prose(said)}.)</p>"
     )
     show_live(controls, still=still, text=f"Predict. {question}\nDefault: {said}")
@@ -165,8 +165,15 @@ def _view(prediction: Prediction) -> list[Any]:
 
     box.observe(committed, names="value")
     prediction._control = box
-    text = f"{prose(prediction.question)} <i>Type a number and press Enter.</i>"
+    text = f"{prose(_asked(prediction))} <i>Type a number and press Enter.</i>"
     return [ipywidgets.HTML(f"<p><b>Predict.</b> {text}</p>"), box, said]
+
+
+def _asked(prediction: Prediction) -> str:
+    """The question, and how close is close."""
+    if prediction.within is None:
+        return prediction.question
+    return f"{prediction.question} ({prediction.within:.0%} off is close.)"
 
 
 def _can_ask() -> bool:

@@ -429,6 +429,8 @@ def test_timeline_on_cuda_equals_cpu():
 def test_peak_and_utilization():
     peak = matmul_peak(size=256, repeats=3)
     assert 1e8 < peak < 1e15
+    ticks = iter(range(100))  # a clock by which every matmul takes a second
+    assert matmul_peak(size=8, repeats=3, clock=lambda: next(ticks)) == 2 * 8**3
     assert utilization(flops=50, seconds=2, peak=100) == 0.25
     with pytest.raises(ValueError, match="seconds 0"):
         utilization(1, 0, 1)

@@ -97,7 +97,7 @@ class Prediction:
             return f"{'Not right: ' if float(measured).is_integer() else ''}{off}"
         close = abs(guess - measured) <= self.within * abs(measured)
         word = "Close: within" if close else "Not close: more than"
-        return f"{word} {self.within:.0%}{'' if close else ' away'}, {off}"
+        return f"{word} {100 * self.within:.3g}%{'' if close else ' away'}, {off}"
 
     def written(self, value: float) -> str:
         """A value with its unit."""
@@ -135,8 +135,8 @@ def predict(
     controls = _view(prediction) if in_notebook() else []
     said = prediction.written(default)
     still = (
-        f"<p><b>Predict.</b> {prose(_asked(prediction))}</p><p>Run the cell to enter your number. (Nobody "
-        f"did in this stored run: it takes {prose(said)}.)</p>"
+        f"<p><b>Predict.</b> {prose(_asked(prediction))}</p><p>Run the cell to enter your number. "
+        f"(Nobody did in this stored run: it takes {prose(said)}.)</p>"
     )
     show_live(controls, still=still, text=f"Predict. {question}\nDefault: {said}")
     return prediction
@@ -173,7 +173,7 @@ def _asked(prediction: Prediction) -> str:
     """The question, and how close is close."""
     if prediction.within is None:
         return prediction.question
-    return f"{prediction.question} ({prediction.within:.0%} off is close.)"
+    return f"{prediction.question} ({100 * prediction.within:.3g}% off is close.)"
 
 
 def _can_ask() -> bool:

@@ -311,6 +311,20 @@ def test_labels_of_marks_that_are_close_do_not_overlap(monkeypatch, gap):
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
+def test_send_and_recv_at_the_same_time_do_not_hide_each_other(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ranks, "show_figure", lambda fig, **_: drawn.append(fig))
+    spans = [Span(0, "ring", 0.0, 4.0)]
+    show.timeline(Run(1, spans, [Record(0, "send", 0.0, 2.0), Record(0, "recv", 1.0, 3.0)]))
+    show.timeline(Run(1, spans, [Record(0, "send", 0.0, 2.0), Record(0, "recv", 2.0, 3.0)]))
+    heights = []
+    for fig in drawn:
+        named = [c for c in fig.axes[0].collections if len(c.get_paths()) == 1]
+        boxes = [c.get_paths()[0].get_extents() for c in named]
+        heights.append(sorted(round(box.height, 2) for box in boxes))
+    assert heights[0].count(0.18) == 2 and 0.18 not in heights[1]
+
+
 # ---- widgets
 
 
@@ -405,6 +419,7 @@ def test_prediction_headless(capsys):
         (-2, 3, None, "Not right: off by 5"),
         (2, 2.5, None, "measured / predicted = 1.25"),
         (100, 95, 0.1, "Close: within 10%, measured / predicted = 0.95"),
+        (10, 4, 0.001, "Not close: more than 0.1% away, measured / predicted = 0.4"),
         (10, 1, 0.1, "Not close: more than 10% away, measured / predicted = 0.1"),
         (0.5, 0.47, 0.05, "Not close: more than 5% away, measured / predicted = 0.94"),
     ],

@@ -1,7 +1,14 @@
 """What a run cost: bytes by kind, bytes over a step, and arithmetic against the machine's peak."""
 
 from ddpz_lite.meter.held import KINDS, memory
-from ddpz_lite.meter.speed import matmul_peak, utilization
+from ddpz_lite.meter.speed import (
+    best_seconds,
+    home,
+    matmul_peak,
+    moments,
+    ping_pong,
+    utilization,
+)
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.placement import zero_memory
 
@@ -9,8 +16,12 @@ __all__ = [
     "KINDS",
     "TIMELINE_KINDS",
     "MemoryTimeline",
+    "best_seconds",
+    "home",
     "matmul_peak",
     "memory",
+    "moments",
+    "ping_pong",
     "utilization",
     "zero_memory",
 ]

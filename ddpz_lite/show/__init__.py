@@ -1,14 +1,17 @@
 """Pictures and questions for notebooks: every figure has words, every widget a still form."""
 
+from ddpz_lite.show.before_after import collectives
 from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.charts import bars, line_figure, lines
 from ddpz_lite.show.held import memory
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
+from ddpz_lite.show.letters import step_letters
 from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
 from ddpz_lite.show.predictions import Prediction, predict
 from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wrong
 from ddpz_lite.show.ranks import timeline
-from ddpz_lite.show.ring import ring_steps
+from ddpz_lite.show.ring import ring_film, ring_steps
 from ddpz_lite.show.sent import traffic
 from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
 
@@ -21,6 +24,8 @@ __all__ = [
     "Question",
     "Quiz",
     "ask",
+    "bars",
+    "collectives",
     "explore",
     "figure",
     "figure_html",
@@ -28,6 +33,8 @@ __all__ = [
     "house_style",
     "in_bytes",
     "in_seconds",
+    "line_figure",
+    "lines",
     "look",
     "memory",
     "options",
@@ -35,9 +42,11 @@ __all__ = [
     "predict",
     "quiz",
     "right",
+    "ring_film",
     "ring_steps",
     "show_figure",
     "slider",
+    "step_letters",
     "timeline",
     "traffic",
     "wrong",

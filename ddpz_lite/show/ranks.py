@@ -108,6 +108,7 @@ def _draw_bars(
     lanes = {"compute": (-0.38, 0.36), "traffic": (0.02, 0.36)}  # offset from the row, height
     if not any(bar.lane == "compute" for bar in all_bars):
         lanes["traffic"] = (-0.38, 0.76)
+    both_ways = _send_while_receiving(all_bars)
     least = until / 400  # the narrowest bar that can be seen
     handles: dict[str, Any] = {}
     for rank in range(world):
@@ -119,11 +120,30 @@ def _draw_bars(
         for group in sorted(groups, key=lambda group: -max(bar.end - bar.start for bar in group)):
             lane, name, style = group[0].lane, group[0].name, look(group[0].name, names)
             offset, height = lanes[lane]
+            if both_ways and name in ("send", "recv"):  # side by side: neither hides the other
+                height /= 2
+                offset += height * (name == "recv")
             extents = [(bar.start / unit, max(bar.end - bar.start, least) / unit) for bar in group]
             handles[name] = axes.broken_barh(extents, (rank + offset, height))
             handles[name].set(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge)
             handles[name].set(linewidth=0.3)
     return {name: handles[name] for name in names} | {_free_name(all_bars): idle}
+
+
+def _send_while_receiving(all_bars: Sequence[Bar]) -> bool:
+    """Whether a rank sends and receives at the same time anywhere in the run."""
+    for rank in {bar.rank for bar in all_bars}:
+        sends, recvs = (
+            [
+                (b.start, b.end)
+                for b in all_bars
+                if (b.rank, b.name, b.lane) == (rank, op, "traffic")
+            ]
+            for op in ("send", "recv")
+        )
+        if length(sends) + length(recvs) > length([*sends, *recvs]) * (1 + 1e-9):
+            return True
+    return False
 
 
 def _keys(some: Iterable[Bar]) -> list[tuple[str, str]]:

@@ -9,9 +9,13 @@ Nothing is drawn that is not in the tensors: a ring with a mistake shows its mis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+
+from ddpz_lite.meter.speed import home
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.live import show_live
 from ddpz_lite.show.page import Table, figure_html, in_notebook, prose
@@ -132,6 +136,21 @@ def ring_steps(traces: Mapping[int, Trace]) -> None:
     note = "<p><small>Run the cell to go through it step by step.</small></p>"
     controls = _view(model) if in_notebook() else []
     show_live(controls, still=film + note, text=_film_alt(model))
+
+
+def ring_film(*halves: Callable[[Sequence[Tensor], int], object]) -> list[Tensor]:
+    """Run a ring on this rank and keep its tensor before the first step and after each.
+
+    halves: functions of (chunks, step), each called for the N - 1 steps of its half.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.full((world,), 10.0**rank, device=home())
+    film = [x.cpu().clone()]
+    for one_step in halves:
+        for step in range(world - 1):
+            one_step(x.tensor_split(world), step)
+            film.append(x.cpu().clone())
+    return film
 
 
 def picture(model: RingSteps) -> Figure:

@@ -11,12 +11,17 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import checkpoint
 
+import ddpz_lite as dz
 from ddpz_lite.meter import (
     KINDS,
     TIMELINE_KINDS,
     MemoryTimeline,
+    best_seconds,
+    home,
     matmul_peak,
     memory,
+    moments,
+    ping_pong,
     utilization,
     zero_memory,
 )
@@ -429,8 +434,30 @@ def test_timeline_on_cuda_equals_cpu():
 def test_peak_and_utilization():
     peak = matmul_peak(size=256, repeats=3)
     assert 1e8 < peak < 1e15
+    ticks = iter(range(100))  # a clock by which every matmul takes a second
+    assert matmul_peak(size=8, repeats=3, clock=lambda: next(ticks)) == 2 * 8**3
     assert utilization(flops=50, seconds=2, peak=100) == 0.25
     with pytest.raises(ValueError, match="seconds 0"):
         utilization(1, 0, 1)
     with pytest.raises(ValueError, match="at least 1"):
         matmul_peak(size=0)
+
+
+def test_the_best_repeat_lasts_from_the_first_begin_to_the_last_end():
+    key = ("ring", 4000)
+    by_rank = [{key: [(0.0, 3.0), (10.0, 11.0)]}, {key: [(1.0, 5.0), (10.5, 12.0)]}]
+    assert best_seconds(by_rank) == {key: 2.0}
+
+
+def both_clocks():
+    times = moments({"sum": dist.all_reduce}, [1000, 10], repeats=2)
+    return times, ping_pong([40_000], repeats=2), home()
+
+
+def test_collectives_and_messages_by_the_clock_take_what_the_network_takes():
+    network = dz.Network(latency=5e-3, bandwidth=4e6)
+    run = dz.launch(both_clocks, world_size=2, network=network, backend="gloo")
+    seconds = best_seconds([times for times, _, _ in run])
+    assert seconds["sum", 4000] >= 0.95 * (2 * 5e-3 + 4000 / 4e6) and ("sum", 40) in seconds
+    assert run[0][1][0] >= 0.95 * (5e-3 + 40_000 / 4e6)
+    assert run[1][2].type in ("cpu", "cuda")

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import ddpz_lite as dz
 from ddpz_lite.show import ring
 from ddpz_lite.show.ring import Move, RingSteps, ring_steps
 
@@ -123,3 +125,29 @@ def test_the_buttons_step_and_the_words_follow(monkeypatch):
     forward.click()
     start.click()
     assert "Before the first" in said.value
+
+
+def pass_on(chunks, out, into, add):
+    rank, world = dist.get_rank(), len(chunks)
+    arriving = torch.empty_like(chunks[into])
+    sending = dist.isend(chunks[out].clone(), (rank + 1) % world)
+    dist.recv(arriving, (rank - 1) % world)
+    sending.wait()
+    chunks[into].copy_(chunks[into] + arriving if add else arriving)
+
+
+def add_step(chunks, step):
+    rank, world = dist.get_rank(), len(chunks)
+    pass_on(chunks, (rank - step) % world, (rank - step - 1) % world, add=True)
+
+
+def copy_step(chunks, step):
+    rank, world = dist.get_rank(), len(chunks)
+    pass_on(chunks, (rank + 1 - step) % world, (rank - step) % world, add=False)
+
+
+def test_a_film_of_real_ranks_is_a_trace_of_a_ring():
+    run = dz.launch(ring.ring_film, world_size=3, args=(add_step, copy_step))
+    model = RingSteps({3: list(run)})
+    model.go(model.last)
+    assert (model.last, model.finished) == (4, 9)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from answers import trying
 
 from ddpz_lite.grade.run import judge_all, observe
-from ddpz_lite.grade.score import Judging, Verdict, score
+from ddpz_lite.grade.score import Judging, score
 from ddpz_lite.grade.task import Aspect, Case, Observed, find
 from ddpz_lite.grade.together import observe_together
 
@@ -55,11 +56,6 @@ SPOILERS = {
 }
 
 
-def in_any_order(verdict: Verdict) -> str:
-    """The verdict, whichever rank of a mismatch came first: that is chance, alone too."""
-    return repr(verdict).replace(" called ", " calls ")
-
-
 def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
     """A right answer stands before and after each that may leave something behind."""
     sources = [GOOD]
@@ -70,7 +66,7 @@ def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
     assert all(verdict.solved for verdict in together[::2])
     for name, spoiler, verdict in zip(SPOILERS, answers[1::2], together[1::2], strict=True):
         alone = score(TASK, observe(TASK, spoiler, [CASE]))
-        assert in_any_order(verdict) == in_any_order(alone), name
+        assert trying.words(verdict) == trying.words(alone), name
 
 
 def test_the_ledger_and_the_namespace_of_a_turn_are_its_own():

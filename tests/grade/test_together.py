@@ -38,14 +38,14 @@ def judge(seen: Observed) -> str | None:
 
 TASK = replace(find("03.weighted_mean"), uses_own=False, aspects=(Aspect("the sum", 1, judge),))
 GOOD = "dist.all_reduce(x)"
-SPOILERS = {
-    "raises": "raise KeyError(r)",
-    "one rank raises": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
+SPOILERS = {  # one rank fails: of two, chance says which is told of
+    "raises": "if r: raise KeyError(r)\ndist.all_reduce(x)",
+    "raises later": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
     "the first rank leaves early": "if r == 0: return\ndist.all_reduce(x)",
     "calls differ": "dist.all_reduce(x) if r else dist.broadcast(x, 0)",
     "one never ends": "while r: time.sleep(0.01)",
-    "dies": "os._exit(3)",
-    "exits": "sys.exit(3)",
+    "dies": "if r: os._exit(3)\ndist.all_reduce(x)",
+    "exits": "if r: sys.exit(3)\ndist.all_reduce(x)",
     "a message that nobody takes": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
     "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x, async_op=True)",
     "another dtype": "torch.set_default_dtype(torch.float64)\ndist.all_reduce(x)",

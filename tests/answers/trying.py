@@ -117,7 +117,7 @@ def sentences(verdict: Verdict) -> str:
 
 
 def words(verdict: Verdict) -> list[str]:
-    """All of a verdict, in no order: of two ranks whose calls differ, chance says who came first."""
+    """All of a verdict, in no order: of two ranks that differ, chance says which came first."""
     return sorted(re.findall(r"\w+", repr(verdict).replace("called", "calls")))
 
 

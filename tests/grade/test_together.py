@@ -47,7 +47,7 @@ SPOILERS = {  # one rank fails: of two, chance says which is told of
     "dies": "if r: os._exit(3)\ndist.all_reduce(x)",
     "exits": "if r: sys.exit(3)\ndist.all_reduce(x)",
     "a message that nobody takes": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
-    "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x, async_op=True)",
+    "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x.clone(), async_op=True)",
     "another dtype": "torch.set_default_dtype(torch.float64)\ndist.all_reduce(x)",
     "no gradients": "torch.set_grad_enabled(False)\ndist.all_reduce(x)",
     "another torch": "dist.all_reduce(x)\ndist.all_reduce = lambda t: t",

@@ -43,6 +43,7 @@ class Holding(TorchDispatchMode):
         self._known: dict[int, StorageWeakRef] = {}
         self._there: dict[int, StorageWeakRef] = {}
         self.know(known)
+        gc.freeze()  # what was here before need not be searched each time
 
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Do not count these from now on: they are the job's own."""

@@ -116,6 +116,11 @@ def sentences(verdict: Verdict) -> str:
     return " ".join([verdict.sentence, *(found.sentence for found in verdict.findings)]).strip()
 
 
+def words(verdict: Verdict) -> list[str]:
+    """All of a verdict, in no order: of two ranks that differ, chance says which came first."""
+    return sorted(re.findall(r"\w+", repr(verdict).replace("called", "calls")))
+
+
 def failed(verdict: Verdict) -> set[str]:
     """The aspects that failed, by what they say."""
     return {found.says for found in verdict.findings if found.outcome == "fail"}

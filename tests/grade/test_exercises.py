@@ -231,7 +231,7 @@ def test_an_answer_among_others_hears_what_it_hears_alone(task):
     for wrong in trying.variants(task.id):
         answer = trying.define(task, notebook, wrong.source)
         alone = score(task, observe(task, answer, cases))
-        assert tried.wrong[wrong.name] == alone, wrong.name
+        assert trying.words(tried.wrong[wrong.name]) == trying.words(alone), wrong.name
     for name, source in trying.right(task.id):
         alone = score(task, observe(task, trying.define(task, notebook, source), cases))
         assert tried.right[name] == alone, name

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from answers import trying
 
 from ddpz_lite.grade.run import judge_all, observe
 from ddpz_lite.grade.score import Judging, score
@@ -37,16 +38,16 @@ def judge(seen: Observed) -> str | None:
 
 TASK = replace(find("03.weighted_mean"), uses_own=False, aspects=(Aspect("the sum", 1, judge),))
 GOOD = "dist.all_reduce(x)"
-SPOILERS = {
-    "raises": "raise KeyError(r)",
-    "one rank raises": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
+SPOILERS = {  # one rank fails: of two, chance says which is told of
+    "raises": "if r: raise KeyError(r)\ndist.all_reduce(x)",
+    "raises later": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
     "the first rank leaves early": "if r == 0: return\ndist.all_reduce(x)",
     "calls differ": "dist.all_reduce(x) if r else dist.broadcast(x, 0)",
     "one never ends": "while r: time.sleep(0.01)",
-    "dies": "os._exit(3)",
-    "exits": "sys.exit(3)",
+    "dies": "if r: os._exit(3)\ndist.all_reduce(x)",
+    "exits": "if r: sys.exit(3)\ndist.all_reduce(x)",
     "a message that nobody takes": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
-    "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x, async_op=True)",
+    "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x.clone(), async_op=True)",
     "another dtype": "torch.set_default_dtype(torch.float64)\ndist.all_reduce(x)",
     "no gradients": "torch.set_grad_enabled(False)\ndist.all_reduce(x)",
     "another torch": "dist.all_reduce(x)\ndist.all_reduce = lambda t: t",
@@ -65,7 +66,7 @@ def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
     assert all(verdict.solved for verdict in together[::2])
     for name, spoiler, verdict in zip(SPOILERS, answers[1::2], together[1::2], strict=True):
         alone = score(TASK, observe(TASK, spoiler, [CASE]))
-        assert verdict == alone, name
+        assert trying.words(verdict) == trying.words(alone), name
 
 
 def test_the_ledger_and_the_namespace_of_a_turn_are_its_own():

@@ -3,6 +3,7 @@
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.held import memory
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
+from ddpz_lite.show.naps import napping
 from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
 from ddpz_lite.show.predictions import Prediction, predict
@@ -30,6 +31,7 @@ __all__ = [
     "in_seconds",
     "look",
     "memory",
+    "napping",
     "options",
     "ordering",
     "predict",

@@ -23,6 +23,8 @@ READY_MADE = {
     "torch.nn": ("SyncBatchNorm.__init__",),
     "torch.utils.data": ("DistributedSampler.__init__",),
     "ddpz_lite.strategies.parallelize": ("parallelize",),
+    "ddpz_lite.strategies.replica": ("Replica.__init__",),
+    "ddpz_lite.strategies.reducer": ("Reducer.__init__", "Bucket.__init__", "buckets_of"),
     "ddpz_lite.strategies.ddp": ("DDP.__init__",),
     "ddpz_lite.strategies.zero1": ("ZeRO1.__init__",),
     "ddpz_lite.strategies.zero2": ("ZeRO2.__init__",),

@@ -2,7 +2,9 @@
 
 comm         the four transitions, and the only module that calls a collective
 flat         parameters end to end in one buffer, so that one transition moves them all
-ddp          replicas, buckets, and when a bucket goes
+replica      a module that is the same on every rank
+reducer      buckets of gradients, and when a bucket goes
+ddp          the two together
 units        what ZeRO-3 gathers at a time
 zero1-3      optimizer state, then gradients, then parameters in shards
 optim        the optimizer of every stage: a torch optimizer on this rank's pieces

@@ -20,10 +20,11 @@ from torch import nn
 
 from ..placement import strategy
 from .comm import Comm
-from .ddp import DDP, Replica
+from .ddp import DDP
 from .flat import Flat
 from .optim import ShardedOptimizer
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
+from .replica import Replica
 from .units import Units
 from .zero1 import ZeRO1
 from .zero2 import ZeRO2

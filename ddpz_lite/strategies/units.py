@@ -1,4 +1,4 @@
-"""Which modules are the units of ZeRO-3, and where in them each parameter shows.
+"""The units of ZeRO-3: which modules they are, where a parameter shows, what a rank has of each.
 
 A parameter belongs to the innermost unit around it. One that several units share (tied weights)
 belongs to the root, which is whole while any unit computes.
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
+
+from .flat import Flat
 
 Units = Callable[[str, nn.Module], bool] | Collection[type] | None
 
@@ -32,9 +35,98 @@ class Slot:
             setattr(self.module, self.attribute, param)
 
 
+class Held(Enum):
+    """What this rank has of a unit's parameters; only the methods of `Unit` change it.
+
+    SHARD -gather-> GATHERING -use-> WHOLE -free-> SHARD      (a gather unused is freed too)
+                                     WHOLE -summon-> SUMMONED -dismiss-> SHARD
+    """
+
+    SHARD = "its shard, and no memory for more"
+    GATHERING = "its shard; the whole is on its way"
+    WHOLE = "all, shown to the modules"
+    SUMMONED = "all, until the user is done: `free` changes nothing"
+
+
+class Backward(Enum):
+    """How far the backward that runs is with a unit; WAITING between two of them."""
+
+    WAITING = "not reached"
+    OPEN = "reached: its gradients come in"
+    CLOSED = "freed, its gradients on their way; a second use in the same backward opens it again"
+
+
+class Unit:
+    """Parameters that are gathered and freed together.
+
+    `slots` are the places in modules that show them: by flat buffer, by parameter. `uses` counts
+    the forwards whose backward has not begun. A unit is born whole: its modules show the
+    parameters that were given.
+    """
+
+    def __init__(self, name: str, flats: list[Flat], slots: list[list[list[Slot]]]) -> None:
+        self.name, self.flats, self.slots = name, flats, slots
+        self.trainable = [flat for flat in flats if flat.params[0].requires_grad]
+        self.held, self.backward, self.uses = Held.WHOLE, Backward.WAITING, 0
+        self.position = 0  # in the order of the forward that runs
+
+    def gather(self) -> None:
+        """Start to make the unit whole, if it is not."""
+        if self.held is Held.SHARD:
+            for flat in self.flats:
+                flat.gather()
+            self.held = Held.GATHERING
+
+    def use(self) -> None:
+        """Make the unit whole, and show whole parameters to its modules."""
+        self.gather()
+        if self.held is Held.GATHERING:
+            for flat in self.flats:
+                flat.gathered()
+            self.held = Held.WHOLE
+            self._show([flat.params for flat in self.flats])
+
+    def free(self) -> None:
+        """Back to shards, unless the user asked for whole parameters."""
+        if self.held is Held.WHOLE:
+            self._show([flat.pieces for flat in self.flats])
+        if self.held in (Held.GATHERING, Held.WHOLE):
+            for flat in self.flats:
+                flat.free()
+            self.held = Held.SHARD
+
+    def summon(self) -> None:
+        """Make the unit whole until `dismiss`."""
+        self.use()
+        self.held = Held.SUMMONED
+
+    def dismiss(self) -> None:
+        """Back to shards, after `summon`."""
+        if self.held is Held.SUMMONED:
+            self.held = Held.WHOLE
+        self.free()
+
+    def rest(self) -> None:
+        """Backward is over, or was given up."""
+        self.free()
+        self.backward, self.uses = Backward.WAITING, 0
+
+    def _show(self, params: list[list[nn.Parameter]]) -> None:
+        for of_flat, slots_of_flat in zip(params, self.slots, strict=True):
+            for param, slots in zip(of_flat, slots_of_flat, strict=True):
+                for slot in slots:
+                    slot.put(param)
+
+    def nested(self, other: Unit) -> bool:
+        """Whether one is inside the other, or both are the same; everything is inside the root."""
+        mine, its = f".{self.name}".rstrip(".") + ".", f".{other.name}".rstrip(".") + "."
+        return mine.startswith(its) or its.startswith(mine)
+
+
 def split(module: nn.Module, units: Units = None) -> dict[str, dict[nn.Parameter, list[Slot]]]:
-    """{unit name: {parameter: slots}}, the root ("") first. Raises ValueError if nothing is to
-    shard.
+    """{unit name: {parameter: slots}}, the root ("") first.
+
+    Raises ValueError if there is nothing to shard.
     """
     names = list(_chosen(module, units))
     owner: dict[nn.Parameter, str] = {}

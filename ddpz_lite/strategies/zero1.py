@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Comm
-from .ddp import buckets_of, check_frozen
 from .flat import Flat
 from .optim import Scaler, ShardedOptimizer
+from .reducer import buckets_of
+from .replica import check_frozen
 
 
 class ZeRO1(ShardedOptimizer):

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from .ddp import Reducer
 from .flat import Flat
+from .reducer import Reducer
 from .zero1 import ZeRO1
 
 

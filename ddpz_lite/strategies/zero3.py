@@ -4,8 +4,8 @@ A unit is a module (a transformer block) whose parameters travel together. Its l
 
     sharded -> gather -> forward -> free -> gather -> backward -> free, reduce gradients -> sharded
 
-While one unit computes, the next is gathered (prefetch): the order of the first forward is the
-schedule of all later ones, and backward runs it in reverse. Modules hold pieces at rest, so
+While one unit computes, the next is gathered (prefetch), in the order of `schedule`; backward runs
+it in reverse. Modules hold pieces at rest, so
 `parameters()` are this rank's shards, for any torch optimizer; they hold whole parameters while a
 unit is in use.
 
@@ -25,8 +25,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,78 +34,20 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
-from .ddp import Replica, new_backward
 from .flat import Flat
 from .precision import keeps_dtype
-from .units import Builder, Slot, Units, split
+from .reducer import new_backward
+from .replica import Replica
+from .schedule import Schedule
+from .units import Backward, Builder, Held, Slot, Unit, Units, split
 
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
 
-EVERY_RANK = (
-    "units are gathered by all ranks together, so every rank must run the same units in the same "
-    "order. Cure: run the unit on every rank and multiply its output by 0 where it is not wanted; "
-    "if all ranks skip it together, ZeRO3(prefetch=False)."
-)
-
-
-class Unit:
-    """Parameters that are gathered and freed together; `slots` are the places in modules that show
-    them.
-    """
-
-    def __init__(self, name: str, flats: list[Flat], slots: list[list[list[Slot]]]) -> None:
-        self.name, self.flats, self.slots = name, flats, slots
-        self.gathering = self.full = self.summoned = False
-        self.position = 0  # in the order of the forward that runs
-        self.uses = 0  # forwards whose backward has not begun
-        self.open = self.closed = False  # in the backward that runs
-
-    def gather(self) -> None:
-        """Start to make the unit whole, if it is not."""
-        if not self.gathering and not self.full:
-            for flat in self.flats:
-                flat.gather()
-            self.gathering = True
-
-    def use(self) -> None:
-        """Make the unit whole, and show whole parameters to its modules."""
-        self.gather()
-        if self.gathering:
-            for flat in self.flats:
-                flat.gathered()
-            self.gathering, self.full = False, True
-            self._show([flat.params for flat in self.flats])
-
-    def free(self) -> None:
-        """Back to shards, unless the user asked for whole parameters."""
-        if self.summoned:
-            return
-        if self.full:
-            self._show([flat.pieces for flat in self.flats])
-        if self.gathering or self.full:
-            for flat in self.flats:
-                flat.free()
-        self.gathering = self.full = False
-
-    def _show(self, params: list[list[nn.Parameter]]) -> None:
-        for of_flat, slots_of_flat in zip(params, self.slots, strict=True):
-            for param, slots in zip(of_flat, slots_of_flat, strict=True):
-                for slot in slots:
-                    slot.put(param)
-
-    def nested(self, other: Unit) -> bool:
-        """Whether one is inside the other, or both are the same; everything is inside the root."""
-        mine, its = f".{self.name}".rstrip(".") + ".", f".{other.name}".rstrip(".") + "."
-        return mine.startswith(its) or its.startswith(mine)
-
-    def trainable(self) -> list[Flat]:
-        return [flat for flat in self.flats if flat.params[0].requires_grad]
-
 
 class ZeRO3(Replica):
-    """A module whose parameters are sharded over the ranks: `ZeRO3(module)`, then any torch
-    optimizer on `model.parameters()`, built afterwards.
+    """A module whose parameters are sharded over the ranks.
 
+    `ZeRO3(module)`, then any torch optimizer on `model.parameters()`, built afterwards.
     Once `backward()` has returned, every piece has its final `.grad`. Every rank must run the same
     units in the same order; in backward this is not checked, so a loss that leaves out a unit's
     output on some ranks only must add it times 0.
@@ -149,7 +91,7 @@ class ZeRO3(Replica):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
-        self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
+        self.reshard_after_forward = reshard_after_forward
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
         self._given: dict[int, tuple[str, nn.Parameter]] = {}  # parameters that no longer exist
         found = split(module, units)
@@ -159,21 +101,21 @@ class ZeRO3(Replica):
         builder.fill(builder.empty)  # modules that have buffers only: rotary embeddings
         if on_meta:
             self.comm.broadcast(list(module.buffers()))
+        self.flats = [flat for unit in self.units for flat in unit.flats]
+        self._schedule = Schedule(self.units, self.comm) if prefetch else None
         self._run: int | None = None
         self._sync = True
         self._in_flight: Unit | None = None
-        self._order: list[Unit] = []  # units of the forward that runs, as they came
-        self._schedule: list[Unit] = []  # of the first forward
-        self._pieces = {id(piece) for flat in self.flats for piece in flat.pieces}
         self._piece_of = {
             param: piece
             for flat in self.flats
             for param, piece in zip(flat.params, flat.pieces, strict=True)
         }
+        self._pieces = {id(piece) for piece in self._piece_of.values()}
         self._given |= {id(param): ("a whole parameter", param) for param in self._piece_of}
         self._hook_modules()
-        module.__deepcopy__ = _refuse_copy
         _models.add(self)
+        _watch_optimizers()
 
     # -- construction
 
@@ -200,9 +142,8 @@ class ZeRO3(Replica):
         ]
         places = [[slots[param] for param in params] for params in kinds.values()]
         unit = Unit(name, flats, places)
-        unit.full = True
         unit.free()
-        for flat in unit.trainable():
+        for flat in unit.trainable:
             for index, param in enumerate(flat.params):
                 param.register_post_accumulate_grad_hook(partial(self._collect, flat, index))
         for param in slots:
@@ -213,15 +154,14 @@ class ZeRO3(Replica):
         by_name = dict(self.module.named_modules())
         for unit in self.units:
             module = by_name[unit.name]
-            module.register_forward_pre_hook(
-                lambda module, args, unit=unit: self._pre_forward(unit), prepend=True
-            )
-            module.register_forward_hook(
+            before = _Hook(lambda module, args, unit=unit: self._pre_forward(unit))
+            after = _Hook(
                 lambda module, args, kwargs, output, unit=unit: self._post_forward(
                     unit, (args, kwargs), output
-                ),
-                with_kwargs=True,
+                )
             )
+            module.register_forward_pre_hook(before, prepend=True)
+            module.register_forward_hook(after, with_kwargs=True)
 
     # -- forward
 
@@ -231,17 +171,10 @@ class ZeRO3(Replica):
             return
         if unit is self.units[0]:
             self._begin_forward()
-        position = unit.position = len(self._order)
-        self._order.append(unit)
-        expected = self._schedule[position : position + 2]
-        if self.prefetch and torch.is_grad_enabled():
-            if self._schedule:
-                self._check_schedule(unit, expected[:1])
-            else:
-                self._agree(unit)
+        following = self._schedule.reach(unit) if self._schedule is not None else None
         unit.use()
-        if self.prefetch and expected[:1] == [unit] and len(expected) == 2:
-            expected[1].gather()
+        if following is not None:
+            following.gather()
 
     def _begin_forward(self) -> None:
         if self._run is not None:  # the last backward raised
@@ -255,40 +188,15 @@ class ZeRO3(Replica):
                             f"{piece.requires_grad} after sharding. Cure: set it before "
                             "ZeRO3(module)."
                         )
-        self._order = []
-
-    def _agree(self, unit: Unit | None) -> None:
-        """In the forward that becomes the schedule: raise on all ranks unless all are at this unit,
-        or, for None, at the end. One small all-reduce.
-        """
-        names = [*(repr(unit.name) for unit in self.units), "the end of forward"]
-        mine = -1 if unit is None else self.units.index(unit)
-        device = self.units[-1].flats[0].full.device
-        votes = torch.zeros(len(names), device=device)  # how many ranks are where
-        votes[mine] = 1
-        counts = self.comm.all_reduce(votes).wait().tolist()
-        found = {name: int(n) for name, n in zip(names, counts, strict=True) if n}
-        if len(found) > 1:
-            where = ", ".join(f"{n} at {name}" for name, n in found.items())
-            raise RuntimeError(
-                f"rank {self.comm.rank} is at {names[mine]} in the first forward, but the ranks "
-                f"differ: {where}; {EVERY_RANK}"
-            )
-
-    def _check_schedule(self, unit: Unit, expected: list[Unit]) -> None:
-        if expected != [unit]:
-            due = repr(expected[0].name) if expected else "the end of forward"
-            raise RuntimeError(
-                f"rank {self.comm.rank} runs unit {unit.name!r} where the first forward had {due}: "
-                f"{EVERY_RANK}"
-            )
+        if self._schedule is not None:
+            self._schedule.begin()
 
     def _post_forward(self, unit: Unit, given: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return
         hooked = torch.is_grad_enabled() and self._hook_output(unit, given, output)
         made = tensors_in(output)
-        if made and not unit.trainable():  # frozen, and backward may not pass through it
+        if made and not unit.trainable:  # frozen, and backward may not pass through it
             hooked = hooked or not any(t.requires_grad for t in made + tensors_in(given))
         if not torch.is_grad_enabled() or (hooked and self.reshard_after_forward):
             unit.free()
@@ -296,19 +204,19 @@ class ZeRO3(Replica):
             self._end_forward()
 
     def _hook_output(self, unit: Unit, given: Any, output: Any) -> bool:
-        """Ask for a call when backward reaches the unit. False if no tensor of the output needs
-        one.
+        """Ask for a call when backward reaches the unit. False if no tensor of the output needs it.
 
         A tensor that the unit only passes on is another's: its gradient says nothing about this
         unit.
         """
-        order, position = self._order, unit.position
+        order, position = self._schedule.order if self._schedule else [], unit.position
         passed_on = {id(tensor) for tensor in tensors_in(given)}
         own = [t for t in tensors_in(output) if t.requires_grad and id(t) not in passed_on]
         fired: list[bool] = []
 
         def reached(_: Tensor) -> None:
-            self._pre_backward(unit, order[position - 1], first=not fired)
+            previous = order[position - 1] if order else None  # before the first comes the last
+            self._pre_backward(unit, previous, first=not fired)
             fired.append(True)
 
         for tensor in own:
@@ -318,18 +226,10 @@ class ZeRO3(Replica):
 
     def _end_forward(self) -> None:
         for unit in self.units:
-            if unit.gathering:  # prefetched, and not used
+            if unit.held is Held.GATHERING:  # prefetched, and not used
                 unit.free()
-        if torch.is_grad_enabled():
-            if self.prefetch and len(self._order) < len(self._schedule):
-                skipped = self._schedule[len(self._order)]
-                raise RuntimeError(
-                    f"rank {self.comm.rank} ended forward without unit {skipped.name!r}, which "
-                    f"the first forward had: {EVERY_RANK}"
-                )
-            if self.prefetch and not self._schedule:
-                self._agree(None)
-            self._schedule = self._order
+        if self._schedule is not None:
+            self._schedule.end()
 
     # -- backward
 
@@ -343,19 +243,20 @@ class ZeRO3(Replica):
             self._run = run
             self.units[0].use()  # first on every rank, though its own hook may come second
 
-    def _pre_backward(self, unit: Unit, previous: Unit, first: bool) -> None:
-        """The gradient of the unit's output is there: close what is done, gather this unit and the
-        next.
+    def _pre_backward(self, unit: Unit, previous: Unit | None, first: bool) -> None:
+        """The gradient of the unit's output is there: close what is done, gather this and the next.
+
+        previous: the unit before this one in forward; None without prefetch.
         """
         self._enter_backward()
         for other in self.units[1:]:
-            if other.open and not other.uses and not unit.nested(other):
+            if other.backward is Backward.OPEN and not other.uses and not unit.nested(other):
                 self._close(other)
         if first:
             unit.uses = max(unit.uses - 1, 0)
-        unit.open, unit.closed = True, False
+        unit.backward = Backward.OPEN
         unit.use()
-        if self.prefetch:
+        if previous is not None:
             previous.gather()
 
     def _collect(self, flat: Flat, index: int, param: nn.Parameter) -> None:
@@ -365,15 +266,13 @@ class ZeRO3(Replica):
             param.grad = None
 
     def _close(self, unit: Unit) -> None:
-        """Free the unit's parameters, then start to reduce its gradients; one unit is in flight at
-        a time.
-        """
+        """Free the unit, then start to reduce its gradients; one unit is in flight at a time."""
         unit.free()
-        unit.open, unit.closed = False, True
+        unit.backward = Backward.CLOSED
         if not self._sync:
             return
         self._finish()
-        for flat in unit.trainable():
+        for flat in unit.trainable:
             for index, param in enumerate(flat.params):
                 if param.grad is not None:  # from backwards under no_sync
                     flat.collect(index, param.grad)
@@ -383,14 +282,14 @@ class ZeRO3(Replica):
 
     def _finish(self) -> None:
         if self._in_flight is not None:
-            for flat in self._in_flight.trainable():
+            for flat in self._in_flight.trainable:
                 flat.reduced()
             self._in_flight = None
 
     def _end_backward(self) -> None:
         for unit in reversed(self.units):
             late = any(flat.collected for flat in unit.flats)
-            if unit.open or late or not unit.closed:
+            if late or unit.backward is not Backward.CLOSED:
                 self._close(unit)
         self._finish()
         self._rest()
@@ -398,16 +297,13 @@ class ZeRO3(Replica):
     def _rest(self) -> None:
         self._run = None
         for unit in self.units:
-            unit.free()
-            unit.open = unit.closed = False
-            unit.uses = 0
+            unit.rest()
 
     def _forget(self) -> None:
         """Drop what a backward that raised has left."""
         self._in_flight = None
-        for unit in self.units:
-            for flat in unit.flats:
-                flat.forget()
+        for flat in self.flats:
+            flat.forget()
         self._rest()
 
     # -- for the user
@@ -434,8 +330,7 @@ class ZeRO3(Replica):
         rank.
         """
         for unit in self.units:
-            unit.use()
-            unit.summoned = True
+            unit.summon()
         try:
             yield self.module
             if writeback:
@@ -443,17 +338,12 @@ class ZeRO3(Replica):
                     flat.shard.copy_(self.comm.shard(flat.full))
         finally:
             for unit in self.units:
-                unit.summoned = False
-                unit.free()
-
-    @property
-    def flats(self) -> list[Flat]:
-        return [flat for unit in self.units for flat in unit.flats]
+                unit.dismiss()
 
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:
-        flats = self.flats
-        whole = [p.grad for flat in flats for p in flat.params if p.grad is not None]
-        return {"transient": [t for flat in flats for t in flat.transient()], "gradients": whole}
+        whole = [param.grad for param in self._piece_of if param.grad is not None]
+        transient = [tensor for flat in self.flats for tensor in flat.transient()]
+        return {"transient": transient, "gradients": whole}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -470,17 +360,36 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inner for tensor in tensors_in(item)]
 
 
-def _refuse_copy(memo: Any) -> None:
-    raise RuntimeError(
-        "a module in ZeRO3 cannot be copied: the copy's hooks would gather the original. Cure: "
-        "load full_state_dict(model) into a new module; for an average, average model.parameters()."
-    )
+class _Hook:
+    """A hook on a unit's module. A copy of the module would have it too, so it cannot be copied."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise RuntimeError(
+            "a module in ZeRO3 cannot be copied: the copy's hooks would gather the original. Cure: "
+            "load full_state_dict(model) into a new module; for an average, average "
+            "model.parameters()."
+        )
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Call `_before_step` before every step of any optimizer, once a first ZeRO3 exists.
+
+    [Note: every optimizer] One that was built before sharding holds parameters whose values are
+    gone, and nothing leads from the model to it: only torch's hook for all optimizers sees it. A
+    process without ZeRO3 has no hook.
+    """
+    register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: refuse one built before sharding; free what its step makes
-    stale.
-    """
+    """Refuse an optimizer that was built before sharding; free what its step makes stale."""
     in_order = [id(p) for group in optimizer.param_groups for p in group["params"]]
     stepped = set(in_order)
     for model in list(_models):
@@ -495,6 +404,3 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if stepped & model._pieces:
             for unit in model.units:
                 unit.free()
-
-
-register_optimizer_step_pre_hook(_before_step)

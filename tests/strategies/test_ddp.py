@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.checkpoint import full_state_dict
-from ddpz_lite.strategies.ddp import DDP, buckets_of
+from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.reducer import buckets_of
 
 
 class Reentrant(nn.Module):

@@ -1,0 +1,218 @@
+"""Buckets of gradients, and when a bucket goes: the part of DDP and ZeRO-2 that runs in backward.
+
+A gradient is copied once, into its bucket, as soon as autograd has it, and scaled on the way; from
+then on `param.grad` is a view of the bucket, so nothing is copied back. ZeRO-2 uses the same
+Reducer with buckets that are reduced to shards.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB
+2020, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from .comm import Comm, Handle
+from .flat import Layout, travels_as
+
+CommHook = Callable[[Tensor, Comm], Handle]
+
+
+class Bucket:
+    """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat."""
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        comm: Comm,
+        reduce_dtype: torch.dtype | None = None,
+        hook: CommHook | None = None,
+    ) -> None:
+        self.params, self.comm, self.hook = params, comm, hook
+        layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
+        self.numel = layout.padded
+        dtype = travels_as(params[0].dtype, reduce_dtype)
+        self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
+        self.views = layout.views(self.flat)
+        self._scale = 1.0 if hook is not None else 1.0 / comm.size  # a hook takes the mean itself
+        self._missing: list[int] = []
+        self._handles: list[Handle] = []
+
+    def collect(self, index: int, param: nn.Parameter) -> None:
+        """Move the gradient into the bucket; afterwards `param.grad` is the view."""
+        view = self.views[index]
+        if param.grad is view:  # accumulated in place under no_sync
+            view.mul_(self._scale)
+        elif param.grad.dtype == view.dtype:
+            torch.mul(param.grad.detach(), self._scale, out=view)
+            param.grad = view
+        else:
+            view.copy_(param.grad).mul_(self._scale)
+
+    def reduce(self, missing: list[int]) -> None:
+        """Start the all-reduce; parameters without a gradient count as zero."""
+        flags = self.flat[self.numel :]  # (len(params),)
+        flags.fill_(1)
+        for index in missing:
+            self.views[index].zero_()
+            flags[index] = 0
+        self._missing = missing
+        if self.hook is None:
+            self._handles = [self.comm.all_reduce(self.flat)]
+        else:
+            self._handles = [self.hook(self.flat[: self.numel], self.comm)]
+            self._handles.append(self.comm.all_reduce(flags))
+
+    def reduced(self) -> None:
+        """Wait, and make every `.grad` final. A parameter that no rank used keeps none."""
+        for handle in self._handles:
+            handle.wait()
+        used = self.flat[self.numel :].tolist() if self._missing else None
+        for index, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
+            if used is not None and not used[index]:
+                continue
+            if param.dtype == view.dtype:
+                param.grad = view
+            else:
+                param.grad = view.to(param.dtype)
+        self._missing, self._handles = [], []
+
+    def forget(self) -> None:
+        """After a backward that raised: let what is under way end, for it writes into `flat`."""
+        while self._handles:
+            self._handles.pop().wait()
+
+
+class Reducible(Protocol):
+    """What the Reducer drives: DDP's Bucket, and the bucket of ZeRO-2."""
+
+    params: Sequence[nn.Parameter]
+
+    def collect(self, index: int, param: nn.Parameter) -> None: ...
+    def reduce(self, missing: list[int]) -> None: ...
+    def reduced(self) -> None: ...
+
+
+def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
+    """Autograd's number of the run that is under way, and `end` queued for when it is over; None
+    if it is the `known` run. Raises RuntimeError for a run inside another.
+    """
+    run = torch._C._current_graph_task_id()
+    if run == known:
+        return None
+    if known is not None:
+        raise RuntimeError(
+            "a backward began inside another one, or after one that raised. Cure: "
+            "checkpoint(..., use_reentrant=False); optimizer.zero_grad() after an exception."
+        )
+    Variable._execution_engine.queue_callback(end)
+    return run
+
+
+class Reducer:
+    """Reduces each bucket as soon as backward has filled it, and all of them before backward
+    returns.
+
+    Buckets go in index order (see [Note: order] in comm): a full bucket waits for those before it.
+    `in_flight` bounds how many are under way at once, and so the memory of their buffers.
+
+    [Note: one backward] Autograd numbers its runs. The first gradient of a run queues `_end`, which
+    autograd calls when the run is over, unless it raised: then the owner calls `reset` before the
+    next.
+    """
+
+    def __init__(self, buckets: Sequence[Reducible], in_flight: int) -> None:
+        self.buckets: list[Reducible] = []
+        self.in_flight, self.enabled = in_flight, True
+        self.add(buckets)
+
+    def add(self, buckets: Sequence[Reducible]) -> None:
+        """More buckets, to be reduced after those that are here."""
+        for b, bucket in enumerate(buckets, start=len(self.buckets)):
+            for i, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(partial(self._ready, b, i))
+        self.buckets += buckets
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a backward that did not come to its end."""
+        self._run: int | None = None
+        self._next = self._done = 0
+        self._arrived: list[set[int]] = [set() for _ in self.buckets]
+
+    def _ready(self, b: int, i: int, param: nn.Parameter) -> None:
+        if not self.enabled:
+            return
+        self._enter()
+        if i in self._arrived[b]:
+            raise RuntimeError(
+                "a parameter got its gradient twice in one backward. Cure: one backward per "
+                "graph; checkpoint(..., use_reentrant=False)."
+            )
+        self._arrived[b].add(i)
+        self.buckets[b].collect(i, param)
+        self._release(only_full=True)
+
+    def _enter(self) -> None:
+        if (run := new_backward(self._run, self._end)) is not None:
+            self._run = run
+
+    def _release(self, only_full: bool) -> None:
+        while self._next < len(self.buckets):
+            bucket, arrived = self.buckets[self._next], self._arrived[self._next]
+            if only_full and len(arrived) < len(bucket.params):
+                return
+            self._finish(up_to=self._next - self.in_flight + 1)
+            bucket.reduce([i for i in range(len(bucket.params)) if i not in arrived])
+            self._next += 1
+
+    def _finish(self, up_to: int) -> None:
+        while self._done < up_to:
+            self.buckets[self._done].reduced()
+            self._done += 1
+
+    def _end(self) -> None:
+        for bucket, arrived in zip(self.buckets, self._arrived, strict=True):
+            for i, param in enumerate(bucket.params):
+                if i not in arrived and param.grad is not None:  # from backwards under no_sync
+                    arrived.add(i)
+                    bucket.collect(i, param)
+        self._release(only_full=False)
+        self._finish(up_to=len(self.buckets))
+        self.reset()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+
+def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    """Trainable parameters in reverse order, about the order of backward, in groups of `bucket_mb`
+    megabytes (1e6 bytes). A group has one dtype and device; a larger parameter has its own group.
+    """
+    if not bucket_mb > 0:
+        raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")
+    groups: list[list[nn.Parameter]] = []
+    last: dict[
+        Any, tuple[list[nn.Parameter], float]
+    ] = {}  # per kind: the open group, its megabytes
+    for param in reversed([p for p in dict.fromkeys(params) if p.requires_grad]):
+        kind, size = (param.dtype, param.device), param.numel() * param.element_size() / 1e6
+        group, held = last.get(kind, ([], 0.0))
+        if not group or held + size > bucket_mb:
+            group, held = [], 0.0
+            groups.append(group)
+        group.append(param)
+        last[kind] = group, held + size
+    return groups

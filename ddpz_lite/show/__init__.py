@@ -11,6 +11,7 @@ from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wro
 from ddpz_lite.show.ranks import timeline
 from ddpz_lite.show.ring import ring_steps
 from ddpz_lite.show.sent import traffic
+from ddpz_lite.show.steps import fastest_step, seconds_of
 from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Quiz",
     "ask",
     "explore",
+    "fastest_step",
     "figure",
     "figure_html",
     "hint",
@@ -38,6 +40,7 @@ __all__ = [
     "quiz",
     "right",
     "ring_steps",
+    "seconds_of",
     "show_figure",
     "slider",
     "timeline",

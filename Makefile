@@ -18,7 +18,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-quick lessons exercises book lint lock clean
+.PHONY: help setup lab test test-all test-quick lessons exercises course book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ lessons: setup  ## execute all lessons without a browser and show the time of ea
 
 exercises: setup  ## make the learners' copies in exercises/ from solutions/
 	$(IN_VENV) ddpz exercises $(ARGS)
+
+course: setup  ## write map, tables, sums and links from the notebooks' metadata
+	$(IN_VENV) ddpz course $(ARGS)
 
 book: setup  ## build the course as a static site in build/book/html
 	$(IN_VENV) .venv/bin/python book/build.py $(ARGS)

@@ -29,7 +29,7 @@ def gather(source: Path) -> None:
         for path in (path for pattern in patterns for path in (ROOT / folder).glob(pattern)):
             if path.suffix == ".ipynb":
                 notebook = json.loads(path.read_text(encoding="utf-8"))
-                adapt(notebook, path.name[:2])
+                adapt(notebook, path.name.partition("_")[0])
                 (into / path.name).write_text(json.dumps(notebook), encoding="utf-8")
             elif path.is_file():
                 shutil.copy(path, into)

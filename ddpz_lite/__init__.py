@@ -30,9 +30,8 @@ _HOMES = {
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),
-        "strategies.checkpoint": (
-            "save_checkpoint",
-            "load_checkpoint",
+        "strategies.checkpoint": ("save_checkpoint", "load_checkpoint"),
+        "strategies.full_state": (
             "full_state_dict",
             "load_full_state_dict",
             "save_safetensors",

@@ -1,8 +1,7 @@
 """The table: which of parameter, gradient and optimizer state is replicated, partial or sharded.
 
-A stage is three letters. The rest of the library follows from them: what a rank holds
-(`zero_memory`), and which of the four transitions a step needs, so what it sends
-(`elements_moved`).
+A stage is three letters. From them follow what a rank holds (`zero_memory`), which transitions a
+step needs (`changes`), so what it sends (`elements_moved`), and what `parallelize` builds.
 
     strategy | parameter | gradient           | optimizer | moved per step and rank, times (N-1)/N
     ---------|-----------|--------------------|-----------|---------------------------------------
@@ -37,6 +36,8 @@ TRANSITIONS = {
     (P, R): "all_reduce",
     (R, S): "slice",  # local: moves nothing
 }
+# Times the size of the tensor, as a ring sends it, but for the factor (N-1)/N.
+_SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "slice": 0}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,26 @@ def strategy(stage: int) -> Strategy:
     if stage not in STAGES:
         raise ValueError(f"stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got {stage!r}")
     return STAGES[stage]
+
+
+def changes(
+    stage: int, micro_batches: int = 1, resharded: bool = True
+) -> list[tuple[Placement, Placement]]:
+    """The changes of placement in one optimizer step, each of all Ψ elements, in order.
+
+    Compute needs whole parameters and leaves a partial gradient; the update needs the gradient
+    placed as the optimizer's state is. So a parameter in shards is gathered for each forward, and
+    again for backward if it was freed between the two; one that only its update leaves in shards,
+    once. A gradient that rests in shards is reduced in every backward; any other waits for the last
+    (DDP under `no_sync`). Arguments as in `elements_moved`.
+    """
+    row = strategy(stage)
+    reductions = [(P, row.optimizer)]
+    if row.parameter is S:
+        return micro_batches * ([(S, R)] * (2 if resharded else 1) + reductions)
+    if row.gradient is S:
+        reductions *= micro_batches
+    return reductions + ([(S, R)] if row.optimizer is S else [])
 
 
 def zero_memory(
@@ -119,7 +140,5 @@ def elements_moved(
 
     Source: Rajbhandari et al. 2020, section 7.
     """
-    strategy(stage)
-    gathers = 2 if resharded else 1
-    volume = {0: 2, 1: 2, 2: 1 + micro_batches, 3: micro_batches * (gathers + 1)}[stage]
-    return volume * num_params * (world_size - 1) / world_size
+    sent = sum(_SENT[TRANSITIONS[each]] for each in changes(stage, micro_batches, resharded))
+    return sent * num_params * (world_size - 1) / world_size

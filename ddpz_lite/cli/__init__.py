@@ -6,24 +6,12 @@ So `ddpz --help` answers at once: nothing here imports torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from ddpz_lite import __version__
-
-
-class UserError(Exception):
-    """What the user can put right: shown as one line, without a traceback."""
-
-
-def course(folder: str) -> Path:
-    """The course's `folder` here, or else in the checkout that this package belongs to."""
-    places = [Path.cwd(), Path(__file__).resolve().parents[2]]
-    for place in places:
-        if any((place / folder).glob("*.ipynb")):
-            return place / folder
-    raise UserError(f"no notebook in {folder}/. Run it in the folder of the course.")
+from ddpz_lite.cli.shared import UserError, lesson_number, missing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return options.run(options)
     except UserError as error:
         print(f"ddpz {options.command}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (told := missing(error)) is None:
+            raise
+        print(f"ddpz {options.command}: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"ddpz {options.command}: interrupted", file=sys.stderr)
@@ -49,16 +42,26 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         "say what this machine is, what will run how, and prove it with an all-reduce",
         "ddpz doctor",
-        _doctor,
     )
     doctor.add_argument("--ranks", type=int, default=4, help="ranks of the all-reduce (default 4)")
+    _lesson_command(commands)
+    _bench_command(commands)
+    _exercise_commands(commands)
+    _author_commands(commands)
 
+    from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
+
+    purpose = "train a GPT on a text with DDP or ZeRO; resume after a crash"
+    train.add_options(_command(commands, "train", purpose, train.EXAMPLE))
+    return parser
+
+
+def _lesson_command(commands) -> None:
     lessons = _command(
         commands,
         "lessons",
         "execute lessons from top to bottom, without a browser, and show the time of each",
         "ddpz lessons 00 01",
-        _lessons,
     )
     lessons.add_argument("names", nargs="*", metavar="LESSON", help="as 00 or start (default: all)")
     lessons.add_argument("--dir", default=None, help="the folder of the notebooks")
@@ -67,12 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
 
+
+def _bench_command(commands) -> None:
     bench = _command(
         commands,
         "bench",
         "measure the time of a step, beside PyTorch's own strategies, and how it grows",
         "ddpz bench --peers --ranks 2",
-        _bench,
     )
     bench.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default: 2 4")
     bench.add_argument("--millions", type=float, default=11, help="millions of parameters (11)")
@@ -82,14 +86,40 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
     bench.add_argument("--growth", action="store_true", help="1 to 100 M parameters, 2 to 8 ranks")
     bench.add_argument("--figure", default=None, help="with --growth: write the figure, a PNG")
+    bench.add_argument(
+        "--targets",
+        action="store_true",
+        help="launch, wire, checks and steps, each beside what it should take",
+    )
 
-    _exercise_commands(commands)
 
-    from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
+def _author_commands(commands) -> None:
+    course = _command(
+        commands,
+        "course",
+        "write what follows from the notebooks' metadata: map, tables, sums, links",
+        "ddpz course --check",
+    )
+    course.add_argument("--check", action="store_true", help="write nothing; 1 if they differ")
 
-    purpose = "train a GPT on a text with DDP or ZeRO; resume after a crash"
-    train.add_options(_command(commands, "train", purpose, train.EXAMPLE, train.run))
-    return parser
+    new = _command(
+        commands,
+        "new",
+        "make the skeleton of a lesson with one task; never over what is there",
+        'ddpz new 12 "ZeRO in practice"',
+    )
+    new.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
+    new.add_argument("title")
+    new.add_argument("--task", default="example", help="the name of its task (default: example)")
+
+    author = _command(
+        commands,
+        "author",
+        "say what a lesson still lacks, or has wrong, in one list",
+        "ddpz author 12",
+    )
+    author.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
+    author.add_argument("--mutants", action="store_true", help="mutate the solutions, too: minutes")
 
 
 def _exercise_commands(commands) -> None:
@@ -98,7 +128,6 @@ def _exercise_commands(commands) -> None:
         "exercises",
         "make exercises/ from solutions/; never over a copy in which somebody has worked",
         "ddpz exercises --check",
-        _exercises,
     )
     exercises.add_argument("--check", action="store_true", help="write nothing; 1 if they differ")
 
@@ -107,16 +136,15 @@ def _exercise_commands(commands) -> None:
         "check",
         "run an exercise from top to bottom and say what each task is worth",
         "ddpz check 03",
-        _check,
     )
-    check.add_argument("lesson", help="its number, as 03")
+    check.add_argument("lesson", type=lesson_number, help="its number, as 03")
     check.add_argument("--dir", default=None, help="the folder of the notebook (exercises)")
     check.add_argument("--timeout", type=float, default=90, help="seconds per cell (default 90)")
 
     _grade_command(commands)
 
     purpose = "what of the exercises is solved, and with how many hints"
-    _command(commands, "progress", f"show {purpose}", "ddpz progress", _progress)
+    _command(commands, "progress", f"show {purpose}", "ddpz progress")
 
 
 def _grade_command(commands) -> None:
@@ -125,7 +153,6 @@ def _grade_command(commands) -> None:
         "grade",
         "grade notebooks, folders or zips of them, in a sandbox; write feedback and a gradebook",
         "ddpz grade handed-in/ --out grades --secure",
-        _grade,
     )
     grade.add_argument("submissions", nargs="+", metavar="SUBMISSION", help=".ipynb, folder or zip")
     grade.add_argument("--out", default="grades", metavar="DIR", help="default: grades")
@@ -149,54 +176,21 @@ def _count(text: str) -> int:
     return number
 
 
-def _command(commands, name: str, purpose: str, example: str, run) -> argparse.ArgumentParser:
+def _command(commands, name: str, purpose: str, example: str) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
         help=purpose,
         description=f"{purpose[0].upper()}{purpose[1:]}.",
         epilog=f"example:  {example}",
     )
-    command.set_defaults(run=run)
+    command.set_defaults(run=_runner(name))
     return command
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import doctor
+def _runner(name: str) -> Callable[[argparse.Namespace], int]:
+    """`run` of the subcommand's own module, which is imported when it is called."""
 
-    return doctor.run(options.ranks)
+    def run(options: argparse.Namespace) -> int:
+        return importlib.import_module(f"ddpz_lite.cli.{name}").run(options)
 
-
-def _lessons(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import lessons
-
-    return lessons.run(options.names, options.dir, options.timeout, options.write)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import bench
-
-    return bench.run(options)
-
-
-def _exercises(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import exercises
-
-    return exercises.run(options.check)
-
-
-def _check(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import check
-
-    return check.run(options.lesson, options.dir, options.timeout)
-
-
-def _progress(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import progress
-
-    return progress.run()
-
-
-def _grade(options: argparse.Namespace) -> int:
-    from ddpz_lite.cli import grade
-
-    return grade.run(options)
+    return run

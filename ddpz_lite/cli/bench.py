@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ddpz_lite import bench
-from ddpz_lite.cli import UserError
+from ddpz_lite.cli.shared import UserError
 
 GROWTH_MILLIONS = (1, 3, 10, 30, 100)
 GROWTH_RANKS = (2, 4, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
-from ddpz_lite.cli import UserError, course
 from ddpz_lite.cli.kernel import AsyncManager
 from ddpz_lite.cli.lessons import ANSI
+from ddpz_lite.cli.shared import UserError, folder
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Task, lessons, tasks
 
@@ -34,12 +35,12 @@ class Line:
     says: str
 
 
-def run(lesson: str, folder: str | None, timeout: float) -> int:
+def run(options: Namespace) -> int:
     """Print a line per task and the sum; 1 if not all tasks are solved."""
-    path = _find(lesson, folder)
+    path = _find(options.lesson, options.dir)
     notebook = _read(path)
-    stopped = _execute(notebook, path, timeout)
-    lines = [_line(task, notebook, stopped) for task in tasks(lesson)]
+    stopped = _execute(notebook, path, options.timeout)
+    lines = [_line(task, notebook, stopped) for task in tasks(options.lesson)]
     print(table(lines))
     return 0 if all(line.points == line.task.points for line in lines) else 1
 
@@ -58,10 +59,10 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
-def _find(lesson: str, folder: str | None) -> Path:
+def _find(lesson: str, where: str | None) -> Path:
     if lesson not in lessons():
         raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")
-    place = Path(folder) if folder else course("exercises")
+    place = Path(where) if where else folder("exercises")
     found = sorted(place.glob(f"{lesson}_*.ipynb"))
     if not found:
         raise UserError(f"no notebook {lesson}_*.ipynb in {place}/. Say where it is with --dir.")

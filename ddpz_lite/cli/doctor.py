@@ -8,9 +8,11 @@ from __future__ import annotations
 import platform
 import shutil
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 
-from ddpz_lite.cli import UserError, machine
+from ddpz_lite.cli import machine
+from ddpz_lite.cli.shared import UserError
 
 ELEMENTS = 1 << 18  # of float32: 1 MiB, large enough that the time is the transport's
 REPEATS = 5
@@ -46,8 +48,9 @@ class Result:
         return not self.error and all(r.equal and r.total == wanted for r in self.reports)
 
 
-def run(ranks: int = 4) -> int:
+def run(options: Namespace) -> int:
     """Print the report; return 0 if the all-reduce gave the right sum on every rank, else 1."""
+    ranks = options.ranks
     if not 1 <= ranks <= 64:
         raise UserError(f"--ranks takes 1 to 64, not {ranks}.")
     result = all_reduce(ranks)

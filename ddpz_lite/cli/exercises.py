@@ -5,22 +5,23 @@ It never overwrites a copy in which somebody has worked.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
-from ddpz_lite.cli import UserError, course
+from ddpz_lite.cli.shared import UserError, folder
 from ddpz_lite.grade import notebooks
 
 
-def run(check: bool) -> int:
-    """Write what differs and name it; with `check` only name it.
+def run(options: Namespace) -> int:
+    """Write what differs and name it; with --check only name it.
 
-    Returns 1 if a master has not the form of an exercise, or, with `check`, if anything differs.
+    Returns 1 if a master has not the form of an exercise, or, with --check, if anything differs.
     """
-    solutions = course("solutions")
+    solutions = folder("solutions")
     exercises = solutions.parent / "exercises"
     stale, wrong = notebooks.stale(solutions, exercises)
     names = [f"{path.parent.name}/{path.name}" for path in stale]
-    if check:
+    if options.check:
         lines = [f"{name} differs from its master: make exercises" for name in names]
     else:
         _spare(exercises, stale)
@@ -29,7 +30,7 @@ def run(check: bool) -> int:
     if not lines and not wrong:
         lines = ["all are up to date"]
     print("\n".join(lines + wrong))
-    return 1 if wrong or (check and names) else 0
+    return 1 if wrong or (options.check and names) else 0
 
 
 def _write(exercises: Path, texts: dict[Path, str]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ddpz_lite.cli import UserError, course
 from ddpz_lite.cli.machine import cores
+from ddpz_lite.cli.shared import UserError, folder
 from ddpz_lite.grade.notebooks import Malformed
 from ddpz_lite.grade.task import Task
 from ddpz_lite.grader import batch, formats, nbval, report, similarity
@@ -115,7 +115,7 @@ def _sandbox(secure: bool) -> str:
 def _exercises() -> dict[str, Pristine]:
     """The exercises of the course, as they were handed out."""
     try:
-        made = [pristine(path) for path in sorted(course("solutions").glob("*.ipynb"))]
+        made = [pristine(path) for path in sorted(folder("solutions").glob("*.ipynb"))]
     except Malformed as error:
         raise UserError(str(error)) from None
     return {exercise.lesson: exercise for exercise in made}

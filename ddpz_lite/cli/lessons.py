@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from tqdm import tqdm
 
-from ddpz_lite.cli import UserError
 from ddpz_lite.cli.kernel import AsyncManager
+from ddpz_lite.cli.shared import CHECKOUT, UserError, lesson_number
+from ddpz_lite.course.catalogue import KERNELSPEC, number_of
+from ddpz_lite.course.rules import code_hash
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
-KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 @dataclass
@@ -36,23 +38,22 @@ class Outcome:
     error: str | None = None  # one line that says what happened, and where
 
 
-def run(names: Sequence[str], folder: str | None, timeout: float, write: bool) -> int:
-    """Execute the notebooks that `names` choose; print a table; return 1 if one of them failed."""
-    paths = choose(find(folder), names)
+def run(options: Namespace) -> int:
+    """Execute the notebooks that the names choose; print a table; 1 if one of them failed."""
+    paths = choose(find(options.dir), options.names)
     cells = sum(len(_code_cells(nbformat.read(path, as_version=4))) for path in paths)
     outcomes = []
     with tqdm(total=cells, unit="cell", leave=False, disable=None) as bar:  # in a terminal
         for path in paths:
             bar.set_description(path.stem)
-            outcomes.append(execute(path, timeout, write, after_cell=bar.update))
+            outcomes.append(execute(path, options.timeout, options.write, bar.update))
     print(table(outcomes))
     return 1 if any(outcome.error for outcome in outcomes) else 0
 
 
 def find(folder: str | None) -> list[Path]:
     """The notebooks of `folder`; by default of ./lessons, or of the course around this package."""
-    beside_package = Path(__file__).resolve().parents[2] / "lessons"
-    candidates = [Path(folder)] if folder else [Path("lessons"), beside_package]
+    candidates = [Path(folder)] if folder else [Path("lessons"), CHECKOUT / "lessons"]
     for candidate in candidates:
         if notebooks := sorted(candidate.glob("*.ipynb")):
             return notebooks
@@ -62,12 +63,14 @@ def find(folder: str | None) -> list[Path]:
 
 
 def choose(notebooks: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """The notebooks whose number, or a part of whose name, is in `names`; all when it is empty."""
+    """The notebooks that `names` mean, each by its number or by a part of its name; or all."""
     if not names:
         return list(notebooks)
     chosen = []
     for name in names:
-        found = [path for path in notebooks if name in path.stem]
+        number = lesson_number(name)
+        found = [path for path in notebooks if number_of(path) == number]
+        found = found or [path for path in notebooks if name in path.stem]
         if not found:
             there = ", ".join(path.stem for path in notebooks)
             raise UserError(f"no lesson is called {name!r}. There are: {there}.")
@@ -114,6 +117,8 @@ def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
     notebook.metadata["language_info"] = {"name": "python"}
+    if "ddpz" in notebook.metadata:
+        notebook.metadata["ddpz"]["ran"] = code_hash(notebook)
     for cell in notebook.cells:
         for key in ("execution", "collapsed", "scrolled", "ExecuteTime", "lines_to_next_cell"):
             cell.metadata.pop(key, None)

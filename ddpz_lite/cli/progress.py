@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ddpz_lite.cli import UserError
+from argparse import Namespace
+
+from ddpz_lite.cli.shared import UserError
 from ddpz_lite.grade.progress import Mark, Progress
 from ddpz_lite.grade.task import Task, lessons, tasks
 
 BAR = 10  # characters
 
 
-def run() -> int:
+def run(options: Namespace) -> int:
     """Print the table over all tasks."""
     try:
         progress = Progress.load()

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ddpz_lite.cli import UserError
+from ddpz_lite.cli.shared import UserError
 from ddpz_lite.trainer.recipe import Recipe, flag_of
 
 RANKS = 2  # where torchrun has not decided

@@ -56,6 +56,13 @@ def number(got: Any) -> float | None:
     return float(got) if type(got) in (int, float) else None
 
 
+def whole(got: Any) -> int | None:
+    """`got` as a whole number if it is one (a tensor of one integer too, not a bool), else None."""
+    if type(got) is torch.Tensor and got.numel() == 1 and not got.is_floating_point():
+        got = got.item()
+    return got if type(got) is int else None
+
+
 def _name(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 

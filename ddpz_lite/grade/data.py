@@ -1,7 +1,7 @@
 """Data over the boundary between an answer and its judge: tensors as safetensors, the rest as JSON.
 
-Nothing that is read back can run code, whoever wrote it. What travels: None, bool, int, float, str,
-plain dense tensors, and lists, tuples (read back as lists) and dicts of these.
+Nothing that is read back can run code, whoever wrote it. What travels: None, bool, int, float, str
+(numpy's as Python's), plain dense tensors, and lists, tuples (read back as lists) and dicts of these.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import struct
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 
@@ -56,6 +57,8 @@ def unpack(raw: bytes, limit: int = LIMIT) -> Any:
 def _tree(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> Any:
     if depth > DEPTH:
         raise NotData(f"{path} is nested more than {DEPTH} deep")
+    if isinstance(value, np.generic):
+        value = value.item()
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -65,7 +68,7 @@ def _tree(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {TENSOR: name}
-    if kind in (list, tuple):
+    if kind in (list, tuple, torch.Size):
         return [_tree(v, f"{path}[{i}]", tensors, depth + 1) for i, v in enumerate(value)]
     if isinstance(value, dict):
         pairs = [

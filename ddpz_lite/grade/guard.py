@@ -1,7 +1,8 @@
 """While an answer runs, the strategies that it is to build are not to be had ready-made.
 
 What is imported already gets a constructor that raises; what is not imported yet cannot be. So a
-rank does not have to import FSDP to forbid it.
+rank does not have to import FSDP to forbid it. Of this library all that stands in strategies/ is
+refused, whoever adds it; of torch, what READY_MADE names.
 """
 
 from __future__ import annotations
@@ -22,19 +23,9 @@ READY_MADE = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel.__init__",),
     "torch.nn": ("SyncBatchNorm.__init__",),
     "torch.utils.data": ("DistributedSampler.__init__",),
-    "ddpz_lite.strategies.parallelize": ("parallelize",),
-    "ddpz_lite.strategies.replica": ("Replica.__init__",),
-    "ddpz_lite.strategies.reducer": ("Reducer.__init__", "Bucket.__init__", "buckets_of"),
-    "ddpz_lite.strategies.ddp": ("DDP.__init__",),
-    "ddpz_lite.strategies.zero1": ("ZeRO1.__init__",),
-    "ddpz_lite.strategies.zero2": ("ZeRO2.__init__",),
-    "ddpz_lite.strategies.zero3": ("ZeRO3.__init__",),
-    "ddpz_lite.strategies.optim": ("ShardedOptimizer.__init__",),
-    "ddpz_lite.strategies.comm": ("Comm.__init__",),
-    "ddpz_lite.strategies.flat": ("Flat.__init__",),
-    "ddpz_lite.strategies.clip": ("total_norm", "clip_grad_norm_"),
     "ddpz_lite.data.sampler": ("RankSampler.__init__",),
 }
+STRATEGIES = f"{__package__.rpartition('.')[0]}.strategies"  # all of it
 
 
 class ReadyMade(RuntimeError):
@@ -48,9 +39,9 @@ class _Refuse:
         self.patches = patches
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> Any:
-        if name not in READY_MADE:
+        if not _is_ready_made(name):
             return None
-        if not _dynamo_is_loading():
+        if name not in READY_MADE or not _dynamo_is_loading():
             raise refused(name)
         spec = PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
@@ -71,9 +62,9 @@ def _dynamo_is_loading() -> bool:
 
 @contextlib.contextmanager
 def own_work() -> Iterator[None]:
-    """Inside, making or importing any of READY_MADE raises ReadyMade."""
+    """Inside, making or importing what is ready-made raises ReadyMade."""
     with contextlib.ExitStack() as stack:
-        for module in READY_MADE.keys() & sys.modules.keys():
+        for module in filter(_is_ready_made, list(sys.modules)):
             _patch(module, stack)
         finder = _Refuse(stack)
         sys.meta_path.insert(0, finder)
@@ -81,9 +72,25 @@ def own_work() -> Iterator[None]:
         yield
 
 
+def _is_ready_made(module: str) -> bool:
+    return module in READY_MADE or f"{module}.".startswith(f"{STRATEGIES}.")
+
+
+def _public(module: Any) -> list[str]:
+    """What a strategy's module defines for others: its functions, and its classes' constructors."""
+    return [
+        f"{name}.__init__" if isinstance(value, type) else name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
 def _patch(module: str, stack: contextlib.ExitStack) -> None:
-    """Let what READY_MADE names in a loaded module raise until the stack is left."""
-    for path in READY_MADE[module]:
+    """Let what is ready-made in a loaded module raise until the stack is left."""
+    own = module not in READY_MADE
+    for path in _public(sys.modules[module]) if own else READY_MADE[module]:
         owner: Any = sys.modules[module]
         *parents, name = path.split(".")
         for parent in parents:

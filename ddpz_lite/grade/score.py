@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .task import Aspect, Observed, Task
+from .task import Aspect, Case, Observed, Task
 
 LONGEST = 300  # characters of a sentence about what came back
 
@@ -60,37 +60,91 @@ def score(task: Task, seen: Sequence[Observed]) -> Verdict:
     """
     if not seen:
         raise ValueError(f"{task.id}: nothing was observed; a verdict needs at least one case")
-    if all(observed.outcome in ("unsolved", "refused") for observed in seen):
-        whole = seen[0]
-        blank = tuple(Finding(a.says, 0, a.points, "not judged") for a in task.aspects)
-        return Verdict(task.id, STATUS[whole.outcome], blank, whole.sentence)
-    findings: list[Finding] = []
-    told: set[str] = set()
-    for aspect in task.aspects:
-        if findings and findings[0].outcome != "pass":
-            found = Finding(aspect.says, 0, aspect.points, "not judged")
-        else:
-            found = _find(aspect, seen, told)
-        findings.append(found)
-    solved = all(finding.outcome == "pass" for finding in findings)
-    ends = {observed.outcome for observed in seen}
-    status = next((word for end, word in STATUS.items() if end in ends), "wrong")
-    return Verdict(task.id, "ok" if solved else status, tuple(findings))
+    judging = Judging(task, [observed.case for observed in seen])
+    for index, observed in enumerate(seen):
+        judging.add(index, observed)
+    return judging.verdict()
 
 
-def _find(aspect: Aspect, seen: Sequence[Observed], told: set[str]) -> Finding:
-    looked_at = [o for o in seen if not aspect.on or o.case.kind in aspect.on]
-    for observed in looked_at:
-        sentence = _judge(aspect, observed) if observed.outcome == "ok" else observed.sentence
-        if sentence is None:
-            continue
-        new = sentence not in told
-        told.add(sentence)
-        where = f"{sentence} ({observed.case.says})" if new else "as above"
-        return Finding(aspect.says, 0, aspect.points, "fail", where)
-    if not looked_at:
-        raise ValueError(f"no case has a kind that the aspect {aspect.says!r} looks at")
-    return Finding(aspect.says, aspect.points, aspect.points, "pass")
+class Judging:
+    """An answer's way to its verdict, case by case: it says which case it needs next.
+
+    An aspect fails at the first of its cases that fails it, and once the first aspect has failed
+    nothing else counts: what is not looked at cannot change the verdict.
+    """
+
+    def __init__(self, task: Task, cases: Sequence[Case]) -> None:
+        self.task, self.cases = task, cases
+        self.seen: dict[int, Observed] = {}
+        self._said: dict[tuple[str, int], str | None] = {}  # what a judge said of a case
+
+    def add(self, index: int, observed: Observed) -> None:
+        """What the answer did in the case of that number."""
+        self.seen[index] = observed
+
+    def observed(self) -> list[Observed]:
+        """What has been seen, in the order of the cases."""
+        return [self.seen[index] for index in sorted(self.seen)]
+
+    def wanted(self) -> int | None:
+        """The number of the next case to run; None when none can change the verdict any more."""
+        if any(observed.outcome == "unsolved" for observed in self.seen.values()):
+            return None
+        for aspect in self.task.aspects:
+            for index in self._looked_at(aspect):
+                if index not in self.seen:
+                    return index
+                if self._sentence(aspect, index) is not None:
+                    if aspect is self.task.aspects[0]:
+                        return None
+                    break
+        return None
+
+    def verdict(self) -> Verdict:
+        """Points and sentences, from what has been seen."""
+        task, seen = self.task, self.observed()
+        if all(observed.outcome in ("unsolved", "refused") for observed in seen):
+            whole = seen[0]
+            blank = tuple(Finding(a.says, 0, a.points, "not judged") for a in task.aspects)
+            return Verdict(task.id, STATUS[whole.outcome], blank, whole.sentence)
+        findings: list[Finding] = []
+        told: set[str] = set()
+        ends: set[str] = set()  # of the cases that aspects failed in
+        for aspect in task.aspects:
+            if findings and findings[0].outcome != "pass":
+                found = Finding(aspect.says, 0, aspect.points, "not judged")
+            else:
+                found = self._find(aspect, told, ends)
+            findings.append(found)
+        solved = all(finding.outcome == "pass" for finding in findings)
+        status = next((word for end, word in STATUS.items() if end in ends), "wrong")
+        return Verdict(task.id, "ok" if solved else status, tuple(findings))
+
+    def _find(self, aspect: Aspect, told: set[str], ends: set[str]) -> Finding:
+        looked_at = [index for index in self._looked_at(aspect) if index in self.seen]
+        if not looked_at:
+            raise ValueError(f"no case has a kind that the aspect {aspect.says!r} looks at")
+        for index in looked_at:
+            sentence = self._sentence(aspect, index)
+            if sentence is None:
+                continue
+            ends.add(self.seen[index].outcome)
+            new = sentence not in told
+            told.add(sentence)
+            where = f"{sentence} ({self.cases[index].says})" if new else "as above"
+            return Finding(aspect.says, 0, aspect.points, "fail", where)
+        return Finding(aspect.says, aspect.points, aspect.points, "pass")
+
+    def _looked_at(self, aspect: Aspect) -> list[int]:
+        kinds = aspect.on
+        return [i for i, case in enumerate(self.cases) if not kinds or case.kind in kinds]
+
+    def _sentence(self, aspect: Aspect, index: int) -> str | None:
+        if (aspect.says, index) not in self._said:
+            seen = self.seen[index]
+            said = _judge(aspect, seen) if seen.outcome == "ok" else seen.sentence
+            self._said[aspect.says, index] = said
+        return self._said[aspect.says, index]
 
 
 def _judge(aspect: Aspect, observed: Observed) -> str | None:

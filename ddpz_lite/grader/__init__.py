@@ -1,23 +1,11 @@
 """Grading what others hand in: their code is run, and never believed.
 
-How an answer is run and seen (intake, reports and batches stand beside this):
+Three rooms. The class (the files beside this one) takes in what was handed in, grades it and
+reports. For each task it asks the arena, which runs an answer's cases on ranks that reach each
+other through a broker alone, and says what it saw. Each rank stands in a sandbox. Imports go that
+way only: class, arena, sandbox.
 
-    observe    trusted    a task's cases on sandboxed ranks; what was seen of them
-    server     trusted    a process with torch imported, from which ranks are forked; its keepers
-    broker     trusted    one case: hears every rank, says how it ended
-    exchange   trusted    the only way from rank to rank: every call, and the ledger of them
-    peer       trusted    what is known of a rank, a group, a call under way
-    perform    trusted    what each collective does with the bytes
-    watch      trusted    who waits where, and for whom
-    usage      trusted    how much memory a sandbox holds
-    sandbox    both       the place that a rank is shut into
-    absent     hostile    stands there in the place of each ready-made strategy
-    frames     both       what travels: a JSON head and raw bytes
-    ranks      hostile    runs the cells and the job beside them
-    group      hostile    torch.distributed's process group on the line to the broker
-    leash      trusted    the hold on a sandbox: what its keeper says, and its end
-    syscalls   both       Linux's own calls: namespaces, a filter of what may be called
-    limits                how much of everything
+The class:
 
     batch      trusted    submissions, as many at a time as there are cores, resumable
     intake     trusted    notebooks, folders and zips: what is taken, and why the rest is refused
@@ -26,7 +14,31 @@ How an answer is run and seen (intake, reports and batches stand beside this):
     report     trusted    feedback for the student; formats: CSV, JUnit, Gradescope, a summary
     similarity trusted    answers that resemble each other: an aid, never a verdict
     nbval      trusted    what nbval says about the whole notebook: to read, never a point
-    nbval_inside hostile  starts pytest in the sandbox, and sends its report
+
+arena/, where answers run:
+
+    observe    trusted    a task's cases on sandboxed ranks; what was seen of them
+    broker     trusted    one case: hears every rank, says how it ended
+    exchange   trusted    the only way from rank to rank: every call, and the ledger of them
+    client     trusted    what is known of a rank, a group, a call under way
+    perform    trusted    what each collective does with the bytes
+    watch      trusted    who waits where, and for whom
+    inside     hostile    a rank: runs the cells, and the job beside them
+    group      hostile    torch.distributed's process group on the line to the broker
+
+sandbox/, what a process is shut into:
+
+    grounds    trusted    starts the fork server, and asks it for sandboxes
+    server     trusted    a process with torch imported, from which they are forked; their keepers
+    leash      trusted    the hold on a sandbox: what its keeper says, and its end
+    usage      trusted    how much memory a sandbox holds
+    limits                how much of everything
+    walls      both       namespaces, the folders that are seen, limits, rights
+    syscalls   both       Linux's own calls, and a filter of what may be called
+    frames     both       what travels: a JSON head and raw bytes
+    absent     hostile    stands there in the stead of each ready-made strategy
+    notebook   trusted    nbval on a whole notebook, in a sandbox of its own
+    notebook_inside hostile  starts pytest there, and sends its report
 
 "Hostile" means that an answer shares this process and can change all of it. Nothing that such a
 process says about itself is believed; it is data.
@@ -39,9 +51,8 @@ What is defended, with the sandbox
 * Expected values, the seed, judges, solutions, hidden checks, other submissions. They are in no
   memory that a rank's process shares: the fork server is a program of its own that was never told
   of them. And they are in no file that a rank sees: its root folder holds Python, the installed
-  packages and this package, without judges and grader (and without the ready-made strategies and
-  what they are made of, where a task asks to build them). A rank is sent its own inputs and no
-  other rank's.
+  packages, and of this package what a list names (`sandbox.walls.SHOWN`; and nothing of the
+  strategies, where a task asks to build one). A rank is sent its own inputs and no other rank's.
 * Each rank from the others. Ranks are alone in their namespaces: data for another rank passes the
   broker, so that "rank 0 does it all" shows in the ledger. They read the same installed files, so
   the calls are refused by which one sees what another does with a file: locks, watches, which pages
@@ -61,7 +72,7 @@ What is not defended, and what follows
 * An answer can lie about its own process: what it holds in memory, where a span begins and ends,
   which line called. So a judge should count calls over the whole case where the job makes none
   itself, and should not give a point for a claim alone.
-* An answer can undo `jobs.guard` in its own process and use torch's strategies. Their bytes, calls
+* An answer can undo `grade.guard` in its own process and use torch's strategies. Their bytes, calls
   and data are then what is judged; those of this library are not there.
 * A kernel with a hole. The sandbox is Linux's own, not a virtual machine.
 * Ranks that signal each other by the pages of a file that they all map: a futex in one, which
@@ -83,15 +94,16 @@ from typing import TYPE_CHECKING, Any
 from .sandbox.limits import Limits, Probe
 
 if TYPE_CHECKING:
-    from .arena.observe import Grounds, observe_in_sandbox, probe
+    from .arena.observe import observe_in_sandbox
+    from .sandbox.grounds import Grounds, probe
     from .sandbox.leash import NoRanks
 
 __all__ = ["Grounds", "Limits", "NoRanks", "Probe", "observe_in_sandbox", "probe"]
 
 _HOMES = {
-    "Grounds": "arena.observe",
+    "Grounds": "sandbox.grounds",
     "observe_in_sandbox": "arena.observe",
-    "probe": "arena.observe",
+    "probe": "sandbox.grounds",
     "NoRanks": "sandbox.leash",
 }
 

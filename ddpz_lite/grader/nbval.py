@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import selectors
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,19 +19,15 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..grade import notebooks
-from .arena.frames import Channel, Inbox, Refused, order
-from .arena.observe import PASSED_ON, Grounds
-from .arena.peer import Peer
 from .batch import Terms, write
 from .intake import Submission
 from .merge import Pristine, merged
-from .sandbox import leash
+from .sandbox.grounds import Grounds
 from .sandbox.leash import NoRanks
-from .sandbox.limits import MIB, NOTEBOOK, NOTEBOOK_SECONDS
-from .sandbox.usage import memory
+from .sandbox.notebook import NoReport
+from .sandbox.notebook import run as run_notebook
 
 NEEDED = ("pytest", "nbval", "ipykernel", "jupyter_client")  # packages, to run it
-TICK = 0.1  # seconds between two looks at the clock and the memory
 LINES, WIDTH = 8, 200  # what is kept of a failure
 COLOUR = re.compile(r"(?:#x1B|\x1b)\[[0-9;]*m")
 LEAD = "Notebook cell execution failed"  # nbval's; other texts are tracebacks of pytest itself
@@ -71,10 +64,6 @@ def summed(reports: Reports) -> str:
         f"nbval, worth no points: {outcomes.count('passed')} of {len(outcomes)} check cells passed;"
         f" notebooks without a report: {without}"
     )
-
-
-class NoReport(Exception):
-    """nbval gave no report that can be read: why, in words."""
 
 
 def missing() -> list[str]:
@@ -161,86 +150,12 @@ def run(
         if notebooks.role(cell) == "check"
     }
     try:
-        found = read(_report(notebooks.write_text(notebook).encode(), exercise.name, grounds, stop))
+        raw = notebooks.write_text(notebook).encode()
+        found = read(run_notebook(raw, f"{exercise.name}.ipynb", grounds, stop))
     except (NoReport, NoRanks, OSError) as error:
         return Said(submission.sha256, terms.version, trouble=str(error))
     cells = tuple(Cell(task, *found.get(name, ("", ""))) for name, task in checks.items())
     return Said(submission.sha256, terms.version, cells)
-
-
-def _report(notebook: bytes, name: str, grounds: Grounds, stop: threading.Event) -> bytes:
-    """The report that comes out of the sandbox. Raises NoReport, NoRanks."""
-    raw = order(1, NOTEBOOK_SECONDS, NOTEBOOK, True, "notebook", "/tmp")
-    ((line, own_leash, output),) = grounds.start(1, raw)
-    peer = Peer(0, Inbox(line, NOTEBOOK.message), own_leash, output)
-    orders = {
-        "name": f"{name}.ipynb",
-        "cell": NOTEBOOK.cell,
-        "most": NOTEBOOK.message,
-        "environ": _environment(),
-    }
-    try:
-        line.settimeout(NOTEBOOK.start)
-        Channel(line).send(orders, notebook)
-        return _await(peer, stop)
-    except Refused as refused:
-        raise NoReport(f"what came in its place {refused}") from None
-    finally:
-        leash.let_go([peer])
-
-
-def _await(peer: Peer, stop: threading.Event) -> bytes:
-    """Drain what is printed, watch time and memory, until there is a report."""
-    deadline = time.monotonic() + NOTEBOOK_SECONDS
-    with selectors.DefaultSelector() as selector:
-        for sock in (peer.inbox.sock, peer.leash, peer.output):
-            sock.setblocking(False)
-            selector.register(sock, selectors.EVENT_READ)
-        while not stop.is_set():
-            ready = {key.fileobj for key, _ in selector.select(TICK)}
-            if peer.output in ready and not leash.printed(peer, NOTEBOOK.output):
-                selector.unregister(peer.output)
-            if peer.leash in ready:
-                leash.news(peer)
-                if not peer.leashed:
-                    selector.unregister(peer.leash)
-            try:
-                taken = peer.inbox.take()
-            except EOFError:
-                if peer.leashed:  # it may say why there was no run
-                    peer.leash.settimeout(leash.LEAVE)
-                    leash.news(peer)
-                raise NoReport("the run ended without one") from None
-            if taken is not None:
-                return _content(peer, bytes(taken[1]))
-            if time.monotonic() > deadline:
-                raise NoReport(f"the run took longer than {NOTEBOOK_SECONDS:g} s")
-            if peer.pid is not None and memory(peer.pid, NOTEBOOK.memory) > NOTEBOOK.memory:
-                raise NoReport(f"the run used more than {NOTEBOOK.memory // MIB} MiB of memory")
-    raise NoReport("it was interrupted")
-
-
-def _content(peer: Peer, report: bytes) -> bytes:
-    if report:
-        return report
-    lines = peer.printed.decode(errors="replace").strip().splitlines() or ["nothing"]
-    raise NoReport(f"pytest wrote none. It said last: {lines[-1][:WIDTH]}")
-
-
-def _environment() -> dict[str, str]:
-    """pytest's environment, and so the kernel's: nothing that is secret."""
-    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {
-        **kept,
-        "HOME": "/tmp",
-        "TMPDIR": "/tmp",
-        "USER": "rank",
-        "PATH": "",
-        "CUDA_VISIBLE_DEVICES": "",
-        "DDPZ_WARM": "0",  # pytest needs no fork server; the kernel's starts with its first job
-        "OMP_NUM_THREADS": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
 
 
 # ---- the report ----

@@ -5,11 +5,13 @@ flat         parameters end to end in one buffer, so that one transition moves t
 replica      a module that is the same on every rank
 reducer      buckets of gradients, and when a bucket goes
 ddp          the two together
-units        what ZeRO-3 gathers at a time
+units        what ZeRO-3 gathers at a time; `schedule`, in which order
 zero1-3      optimizer state, then gradients, then parameters in shards
 optim        the optimizer of every stage: a torch optimizer on this rank's pieces
 precision    16 bits for compute, masters for the step, the loss scale of fp16
 clip         the norm of a gradient that lies on several ranks
-checkpoint   saved at any stage and world, loaded at any other
+parts        what a rank has of each parameter: the same for all stages
+full_state   the plain module's state dict, out of any stage and into it
+checkpoint   saved at any stage and world, loaded at any other; `checkpoint_files`, on disk
 parallelize  one door to all of them
 """

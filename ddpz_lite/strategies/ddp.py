@@ -66,12 +66,11 @@ class DDP(Replica):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside accumulate this rank's own gradients; the next one outside reduces the
-        sum.
-        """
+        """Backwards inside keep this rank's own gradients; the next one outside reduces the sum."""
         with self._reducer.no_sync():
             yield
 
     def memory_extra(self) -> dict[str, list[Tensor]]:
         """Buckets hold the gradients, whether a `.grad` points into them at the moment or not."""
-        return {"gradients": [bucket.flat for bucket in self.buckets]}
+        gradients = [bucket.flat for bucket in self.buckets]
+        return super().memory_extra() | {"gradients": gradients}

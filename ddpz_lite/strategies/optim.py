@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .clip import clip_grad_norm_
 from .comm import Comm
+from .flat import Flat
 
 
 class Scaler(Protocol):
@@ -38,6 +39,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         comm: the ranks over which the pieces' gradients are sharded, for norms.
         loss_scale: fp16 only.
         whole: no parameter is cut, so any optimizer will do.
+        waiting: ZeRO-3: whole parameters, which hold gradients under `no_sync`.
         options: for `optimizer_class`.
 
     Raises: TypeError for an optimizer that mixes elements of a parameter.
@@ -51,13 +53,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         comm: Comm,
         loss_scale: Scaler | None = None,
         whole: bool = False,
+        waiting: Sequence[nn.Parameter] = (),
         **options: Any,
     ) -> None:
         self.inner: torch.optim.Optimizer | None = None
+        self.flats: list[Flat] = []  # where the pieces lie, if this optimizer lays them
         super().__init__(params, options)
-        self.comm, self.loss_scale = comm, loss_scale
+        self.comm, self.loss_scale, self.waiting = comm, loss_scale, waiting
         self._ready, self._finite = False, True
-        self.waiting: Sequence[nn.Parameter] = ()  # ZeRO-3: hold whole gradients under no_sync
         if not whole:
             device = self.param_groups[0]["params"][0].device
             check_elementwise(optimizer_class, options, device)

@@ -1,15 +1,19 @@
-"""One door to all strategies: `model, optimizer = parallelize(module, torch.optim.AdamW, stage=2,
-lr=1e-3)`.
+"""One door to all strategies.
+
+    model, optimizer = parallelize(module, torch.optim.AdamW, stage=2, lr=1e-3)
 
 Whatever the stage, the loop that follows is plain PyTorch:
 
-    for x, y in batches: loss = loss_fn(model(x), y) loss.backward() optimizer.clip_grad_norm_(1.0)
-    optimizer.step() optimizer.zero_grad()
+    for x, y in batches:
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..placement import strategy
+from ..placement import Placement, Strategy, strategy
 from .comm import Comm
 from .ddp import DDP
-from .flat import Flat
 from .optim import ShardedOptimizer
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .replica import Replica
@@ -38,8 +41,7 @@ class ReplicaOf(Replica):
 
     def __init__(self, module: nn.Module, optimizer: ZeRO1, broadcast_buffers: bool) -> None:
         super().__init__(module, optimizer.comm, broadcast_buffers)
-        self.flats, self._no_sync = optimizer.flats, optimizer.no_sync
-        self.zero_grad = optimizer.zero_grad  # ZeRO-2's gradients are on its pieces
+        self._no_sync = optimizer.no_sync
 
     def no_sync(self) -> AbstractContextManager[None]:
         """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
@@ -93,30 +95,14 @@ def parallelize(
 
     Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
     """
-    strategy(stage)
-    check_dtype(mixed_precision)
-    for name, param in module.named_parameters():
-        if param._post_accumulate_grad_hooks or (stage == 3 and param._backward_hooks):
-            raise ValueError(
-                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
-                "would not call. Cure: build a new module; change gradients after backward."
-            )
-    comm = Comm.of(mesh)
+    row, comm = strategy(stage), Comm.of(mesh)
+    _check_hooks(module, row)
     groups = _named_groups(module, param_groups)
-    if mixed_precision is torch.float16:
-        loss_scale = loss_scale or LossScale()
-    elif loss_scale is not None:
-        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
-    if mixed_precision is not None:
-        cast_ends(module, mixed_precision, loss_scale)
-
-    def grouped() -> list[dict[str, Any]]:
-        params = dict(module.named_parameters())
-        return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
-
-    shared = {"loss_scale": loss_scale, **optimizer_kwargs}
+    loss_scale = _cast(module, mixed_precision, loss_scale)
+    keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
-    if stage == 3:
+    options = {"loss_scale": loss_scale, **optimizer_kwargs}
+    if row.parameter is Placement.SHARD:
         model = ZeRO3(
             module,
             mesh=comm,
@@ -128,23 +114,21 @@ def parallelize(
             device=device,
             **casts,
         )
-        optimizer = ShardedOptimizer(grouped(), optimizer_class, comm=comm, **shared)
-        optimizer.waiting = [param for flat in model.flats for param in flat.params]
-        model.zero_grad = optimizer.zero_grad
-        return model, optimizer
-    casts["keep"] = {
-        p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)
-    }
-    if stage == 0:
-        alone = Comm.alone()
+        options |= {"waiting": [param for flat in model.flats for param in flat.params]}
+        optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, comm=comm, **options)
+    elif row.optimizer is Placement.SHARD:
+        zero = ZeRO2 if row.gradient is Placement.SHARD else ZeRO1
+        options |= {"mesh": comm, "bucket_mb": bucket_mb, "keep": keep, **casts}
+        optimizer = zero(_found(module, groups), optimizer_class, **options)
+        model = ReplicaOf(module, optimizer, broadcast_buffers)
+    else:
         if mixed_precision is None and not offload:
-            optimizer = ShardedOptimizer(
-                grouped(), optimizer_class, comm=alone, whole=True, **shared
-            )
-        else:  # the master copy of ZeRO-1, on a shard that is the whole
+            options |= {"comm": Comm.alone(), "whole": True}
+            optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, **options)
+        else:  # the masters of ZeRO-1, in a shard that is the whole
             comm.broadcast(list(module.parameters()))
-            casts["reduce_dtype"] = None
-            optimizer = ZeRO1(grouped(), optimizer_class, mesh=alone, **casts, **shared)
+            options |= {"mesh": Comm.alone(), "keep": keep, **casts, "reduce_dtype": None}
+            optimizer = ZeRO1(_found(module, groups), optimizer_class, **options)
         model = DDP(
             module,
             mesh=comm,
@@ -152,31 +136,40 @@ def parallelize(
             reduce_dtype=reduce_dtype,
             broadcast_buffers=broadcast_buffers,
         )
-        model.flats = getattr(optimizer, "flats", [])
-    else:
-        zero = ZeRO1 if stage == 1 else ZeRO2
-        optimizer = zero(
-            grouped(), optimizer_class, mesh=comm, bucket_mb=bucket_mb, **casts, **shared
-        )
-        model = ReplicaOf(module, optimizer, broadcast_buffers)
-    frozen = _frozen(module, mixed_precision, casts["keep"], comm)
-    model.flats = [*model.flats, *frozen]
-    optimizer.frozen = [flat.shard for flat in frozen]  # where the meter looks for masters
+    model.attach(optimizer)
+    if row.parameter is Placement.REPLICATE:
+        model.cast_frozen(mixed_precision, keep)
     return model, optimizer
 
 
-def _frozen(
-    module: nn.Module, dtype: torch.dtype | None, keep: set[nn.Parameter], comm: Comm
-) -> list[Flat]:
-    """Cast the frozen parameters for compute. Their masters, which are only ever saved, are sharded
-    in the memory of the host.
-    """
-    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
-    for param in module.parameters():
-        wanted = not param.requires_grad and param.is_floating_point() and param not in keep
-        if dtype not in (None, param.dtype) and wanted:
-            kinds[param.dtype, param.device].append(param)
-    return [Flat(params, comm, dtype=dtype, offload=True) for params in kinds.values()]
+def _check_hooks(module: nn.Module, row: Strategy) -> None:
+    sharded = row.parameter is Placement.SHARD
+    for name, param in module.named_parameters():
+        if param._post_accumulate_grad_hooks or (sharded and param._backward_hooks):
+            raise ValueError(
+                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
+                "would not call. Cure: build a new module; change gradients after backward."
+            )
+
+
+def _cast(
+    module: nn.Module, dtype: torch.dtype | None, loss_scale: LossScale | None
+) -> LossScale | None:
+    """Cast the ends of the module; returns the loss scale, which fp16 has and nothing else."""
+    check_dtype(dtype)
+    if dtype is torch.float16:
+        loss_scale = loss_scale or LossScale()
+    elif loss_scale is not None:
+        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
+    if dtype is not None:
+        cast_ends(module, dtype, loss_scale)
+    return loss_scale
+
+
+def _found(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups with parameters in place of names; at stage 3 they are other ones by now."""
+    params = dict(module.named_parameters())
+    return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
 
 
 def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:

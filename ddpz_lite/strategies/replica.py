@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .comm import Comm
+from .flat import Flat
+from .optim import ShardedOptimizer
 
 
 class Replica(nn.Module):
@@ -17,6 +20,9 @@ class Replica(nn.Module):
     In training the buffers of rank 0 (BatchNorm statistics) are sent before each forward, as in
     torch's DDP; all buffers travel as bytes in one broadcast. `broadcast_buffers=False` leaves them
     to each rank.
+
+    Attributes: `flats` are the flat buffers that its optimizer's pieces lie in; `masters` those of
+    the frozen parameters that were cast for compute.
     """
 
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
@@ -27,6 +33,9 @@ class Replica(nn.Module):
         comm.broadcast([t for t in (*module.parameters(), *buffers) if not t.is_meta])
         self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(buffers)
         self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
+        self.flats: list[Flat] = []
+        self.masters: list[Flat] = []
+        self._clear: Callable[[bool], None] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         check_frozen(self._frozen)
@@ -35,8 +44,9 @@ class Replica(nn.Module):
         return self.module(*args, **kwargs)
 
     def batch_weight(self, count: float) -> float:
-        """What to multiply this rank's mean loss with, so that unequal batches give the global
-        mean: `(loss * model.batch_weight(len(y))).backward()`.
+        """The factor for this rank's mean loss with which unequal batches give the global mean.
+
+            (loss * model.batch_weight(len(y))).backward()
 
         count: this rank's samples or tokens. One small all-reduce, so every rank must call it. The
         mean of per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get
@@ -52,6 +62,34 @@ class Replica(nn.Module):
                 "Cure: end the loop when no rank has a batch left."
             )
         return count * self.comm.size / total
+
+    def attach(self, optimizer: ShardedOptimizer) -> None:
+        """Tell the model which optimizer steps on it: `zero_grad` is its, and its buffers count."""
+        self._clear = optimizer.zero_grad
+        self.flats = self.flats or optimizer.flats  # the same list: it grows with new groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's, which knows where gradients lie."""
+        if self._clear is None:
+            super().zero_grad(set_to_none)
+        else:
+            self._clear(set_to_none)
+
+    def cast_frozen(self, dtype: torch.dtype | None, keep: Collection[nn.Parameter]) -> None:
+        """Cast the frozen parameters for compute, all but `keep`.
+
+        Their masters, which are only ever saved, are sharded in the memory of the host.
+        """
+        kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for param in self.module.parameters():
+            wanted = not param.requires_grad and param.is_floating_point() and param not in keep
+            if dtype not in (None, param.dtype) and wanted:
+                kinds[param.dtype, param.device].append(param)
+        self.masters = [Flat(p, self.comm, dtype=dtype, offload=True) for p in kinds.values()]
+
+    def memory_extra(self) -> dict[str, list[Tensor]]:
+        """Masters count as the optimizer's, though it does not step on them."""
+        return {"optimizer": [flat.shard for flat in self.masters]}
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -70,9 +108,7 @@ def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
 
 
 def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise RuntimeError if a parameter that was frozen when the model was wrapped is trainable
-    now.
-    """
+    """Raise RuntimeError if one of these, frozen when the model was wrapped, is trainable now."""
     for name, param in frozen:
         if param.requires_grad:
             raise RuntimeError(

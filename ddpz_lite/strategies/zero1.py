@@ -30,8 +30,9 @@ from .replica import check_frozen
 
 
 class ZeRO1(ShardedOptimizer):
-    """A torch optimizer whose state is sharded: `ZeRO1(model.parameters(), torch.optim.AdamW,
-    lr=1e-3)`.
+    """A torch optimizer whose state is sharded.
+
+        optimizer = ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
     Parameters get rank 0's values and become views of flat buffers. Every rank must call `step()`.
 
@@ -66,24 +67,23 @@ class ZeRO1(ShardedOptimizer):
         keep: Collection[nn.Parameter] = (),
         **options: Any,
     ) -> None:
-        self.flats: list[Flat] = []
         self._piece_of: dict[nn.Parameter, nn.Parameter] = {}
         self._frozen: list[tuple[str, nn.Parameter]] = []
-        self._bucket_mb, self._shard_comm, self._keep = bucket_mb, Comm.of(mesh), set(keep)
+        self._bucket_mb, self._keep = bucket_mb, set(keep)
         self._flat_options = {
             "dtype": mixed_precision,
             "reduce_dtype": reduce_dtype,
             "offload": offload,
         }
         super().__init__(
-            params, optimizer_class, comm=self._shard_comm, loss_scale=loss_scale, **options
+            params, optimizer_class, comm=Comm.of(mesh), loss_scale=loss_scale, **options
         )
 
     def adopt(self, groups: list[dict[str, Any]]) -> None:
         params = [p for group in groups for p in group["params"]]
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
-        self._shard_comm.check_equal("the optimizer's parameters", lines)
-        self._shard_comm.broadcast(params)
+        self.comm.check_equal("the optimizer's parameters", lines)
+        self.comm.broadcast(params)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
         self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
         cast = [p for p in params if p not in self._keep]
@@ -91,7 +91,7 @@ class ZeRO1(ShardedOptimizer):
         as_they_are = self._flat_options | {"dtype": None}
         for some, options in ((cast, self._flat_options), (kept, as_they_are)):
             for bucket in buckets_of(some, self._bucket_mb):
-                flat = Flat(bucket, self._shard_comm, **options)
+                flat = Flat(bucket, self.comm, **options)
                 self.flats.append(flat)
                 self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
 

@@ -343,7 +343,7 @@ class ZeRO3(Replica):
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:
         whole = [param.grad for param in self._piece_of if param.grad is not None]
         transient = [tensor for flat in self.flats for tensor in flat.transient()]
-        return {"transient": transient, "gradients": whole}
+        return super().memory_extra() | {"transient": transient, "gradients": whole}
 
 
 def tensors_in(value: Any) -> list[Tensor]:

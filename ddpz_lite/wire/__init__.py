@@ -24,7 +24,7 @@ from .ledger import Record, Span, span
 from .network import Network
 
 if TYPE_CHECKING:
-    from .backend import attach, detach
+    from .backend import attach, detach, mark, renew
     from .mismatch import CollectiveMismatch
 
 __all__ = [
@@ -37,10 +37,15 @@ __all__ = [
     "attach",
     "callsite",
     "detach",
+    "mark",
+    "renew",
     "span",
 ]
 
-_WITH_TORCH = {"attach": "backend", "detach": "backend", "CollectiveMismatch": "mismatch"}
+_WITH_TORCH = {
+    **dict.fromkeys(("attach", "detach", "mark", "renew"), "backend"),
+    "CollectiveMismatch": "mismatch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ table. `detach` puts the function back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,6 +84,25 @@ def detach() -> tuple[list[Record], list[Span]]:
     ledger.current = None
     session.gpu.resolve()
     return session.ledger.records(), session.ledger.spans
+
+
+def renew() -> tuple[list[Record], list[Span]]:
+    """What this rank did since `attach`; from here on the ledger is empty, and time begins at 0.
+
+    The default group must be gone, and is made again by the caller. Raises RuntimeError for a
+    process that is not on the wire.
+    """
+    if _session is None:
+        raise RuntimeError("this process is not on the wire: there is nothing to renew")
+    before = _session
+    history = detach()
+    attach(before.board, backend=before.backend, network=before.network, origin=time.monotonic())
+    return history
+
+
+def mark(phase: str) -> None:
+    """Tell the launcher that this rank now is "running", has "returned" or has "raised"."""
+    _session.board.mark(phase)
 
 
 def _devices(backend: str) -> dict[str, str]:

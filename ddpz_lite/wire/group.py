@@ -8,6 +8,7 @@ mean is said in one line where it is not plain.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from .. import callsite
 from . import call as calls
+from .call import Call
 from .issuing import Issuing
 from .layout import COLLECTIVE, SPLITS
 
@@ -31,8 +33,13 @@ _ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
 Tensors = list[torch.Tensor]
 
 
-class WireGroup(Issuing):
-    """A process group on the wire."""
+class TorchNames:
+    """torch's names for what a process group can do, each turned into a `Call`.
+
+    The process group that it is a part of has `ranks` (its members as global ranks), `devices` (the
+    backend for each kind of tensor), `_me` (its own place in `ranks`) and `_calls` (an empty dict),
+    and sends what comes out: `_collective` and `_message`.
+    """
 
     # -- one tensor, the same on every rank --------------------------------------------------------
 
@@ -221,21 +228,6 @@ class WireGroup(Issuing):
             self._calls["barrier"] = call
         return self._collective(call, not opts.asyncOp, "barrier", (opts,), device)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
-        where, board = callsite.caller(), self._session.board
-        with self._order:
-            call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
-            entry, _ = self._announce(call, where, ())
-            number = entry.group_seq
-            at = {"index": self._index, "number": number, "bounded": True}
-            board.enter(COLLECTIVE, b"monitored_barrier", where, **at)
-            try:
-                self.inner.monitored_barrier(timeout, wait_all_ranks)
-            finally:
-                board.leave()
-        entry.finished = time.monotonic()
-
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         return self._message("send", tensors, self.ranks[dst], tag, (tensors, dst, tag))
 
@@ -251,6 +243,42 @@ class WireGroup(Issuing):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    def _call(
+        self, key: tuple, op: str, tensors: Sequence[torch.Tensor], elements: int, **options: Any
+    ) -> Call:
+        """A call of this group that was not seen before; kept under `key`."""
+        backend = self.devices.get(tensors[0].device.type, "gloo")
+        made = calls.build(
+            op,
+            tensors,
+            ranks=self.ranks,
+            rank=self._me,
+            backend=backend,
+            elements=elements,
+            **options,
+        )
+        self._calls[key] = made
+        return made
+
+
+class WireGroup(TorchNames, Issuing):
+    """A process group on the wire."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
+        where, board = callsite.caller(), self._session.board
+        with self._order:
+            call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
+            entry, _ = self._announce(call, where, ())
+            number = entry.group_seq
+            at = {"index": self._index, "number": number, "bounded": True}
+            board.enter(COLLECTIVE, b"monitored_barrier", where, **at)
+            try:
+                self.inner.monitored_barrier(timeout, wait_all_ranks)
+            finally:
+                board.leave()
+        entry.finished = time.monotonic()
 
 
 def _shape(tensors: Tensors) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -39,7 +38,7 @@ _C10D = "torch.distributed.distributed_c10d"
 
 
 class Issuing(ProcessGroup):
-    """A process group on the wire, without torch's method names.
+    """A process group on the wire, without torch's method names (`group.TorchNames`).
 
     ranks: its members as global ranks, in group order; rank: this one's place among them; devices:
     the backend for each kind of tensor, {"cpu": "gloo"}; index: the group's place on the board.
@@ -169,23 +168,6 @@ class Issuing(ProcessGroup):
         elif not blocking:
             wired.watch(entry.group_seq is not None and not on_gpu)
         return wired
-
-    def _call(
-        self, key: tuple, op: str, tensors: Sequence[torch.Tensor], elements: int, **options: Any
-    ) -> Call:
-        """A call of this group that was not seen before; kept under `key`."""
-        backend = self.devices.get(tensors[0].device.type, "gloo")
-        made = calls.build(
-            op,
-            tensors,
-            ranks=self.ranks,
-            rank=self._me,
-            backend=backend,
-            elements=elements,
-            **options,
-        )
-        self._calls[key] = made
-        return made
 
     # -- messages ----------------------------------------------------------------------------------
 

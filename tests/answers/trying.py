@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import linecache
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import nbformat
 
 from answers import Wrong
 from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.run import draw, observe
-from ddpz_lite.grade.score import Verdict, score
+from ddpz_lite.grade.run import draw, judge_all
+from ddpz_lite.grade.score import Verdict
 from ddpz_lite.grade.task import Task
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
@@ -21,7 +23,7 @@ SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 
 def lessons() -> list[str]:
     """The numbers of the lessons that have solutions."""
-    return sorted(path.stem[:2] for path in SOLUTIONS.glob("*.ipynb"))
+    return sorted(path.stem.partition("_")[0] for path in SOLUTIONS.glob("*.ipynb"))
 
 
 def master(lesson: str) -> nbformat.NotebookNode:
@@ -32,19 +34,47 @@ def master(lesson: str) -> nbformat.NotebookNode:
 def variants(task_id: str) -> list[Wrong]:
     """The wrong answers to a task; none where its lesson has no such file."""
     try:
-        module = importlib.import_module(f"answers.lesson{task_id[:2]}")
+        module = importlib.import_module(f"answers.lesson{task_id.partition('.')[0]}")
     except ModuleNotFoundError:
         return []
     return module.WRONG.get(task_id, [])
 
 
-def judge(task: Task, notebook: nbformat.NotebookNode, source: str | None = None) -> Verdict:
-    """The verdict on the notebook's own answer, or on `source` in its place."""
+def right(task_id: str) -> list[tuple[str, str]]:
+    """The right answers to a task beside its solution: (what is different, the answer cell)."""
+    return importlib.import_module(f"answers.lesson{task_id[:2]}").RIGHT.get(task_id, [])
+
+
+def define(task: Task, notebook: nbformat.NotebookNode, source: str | None = None) -> Any:
+    """The notebook's own answer, or what `source` defines in its place."""
     cells = notebooks.program(notebook, task.id)
     if source is not None:
         given = [c.id for c in notebook.cells if notebooks.role(c) == "given"]
         cells = [cell for cell in cells if cell[0] in given] + [("wrong", source)]
-    return score(task, observe(task, run(cells)[task.answer], draw(task)))
+    return run(cells)[task.answer]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a task's solution, and of its wrong and right answers by name."""
+
+    solution: Verdict
+    wrong: dict[str, Verdict]
+    right: dict[str, Verdict]
+
+
+@functools.cache
+def tried(task: Task) -> Tried:
+    """All answers to a task, run together."""
+    notebook = master(task.lesson)
+    sources = {("wrong", wrong.name): wrong.source for wrong in variants(task.id)}
+    sources |= {("right", name): source for name, source in right(task.id)}
+    answers = [define(task, notebook, source) for source in (None, *sources.values())]
+    solution, *verdicts = judge_all(task, answers, draw(task))
+    by_kind: dict[str, dict[str, Verdict]] = {"wrong": {}, "right": {}}
+    for (kind, name), verdict in zip(sources, verdicts, strict=True):
+        by_kind[kind][name] = verdict
+    return Tried(solution, by_kind["wrong"], by_kind["right"])
 
 
 def run(cells: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -12,14 +13,14 @@ import nbformat
 import pytest
 
 from ddpz_lite import grader
-from ddpz_lite.cli import doctor, lessons, machine, main
+from ddpz_lite.cli import doctor, lessons, machine, main, shared
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def ddpz(*words, cwd=ROOT, **environment):
     """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "ddpz_lite.cli", *words]
+    command = [sys.executable, "-m", "ddpz_lite", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
 
@@ -69,6 +70,55 @@ def test_an_unknown_command_lists_the_known_ones(capsys):
         main(["physician"])
     assert end.value.code == 2
     assert "doctor" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys):
+    """What `pip install .` alone leaves out: nbformat is not there, as if never installed."""
+    for name in ("nbformat", "ddpz_lite.cli.check", "ddpz_lite.grade.notebooks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "nbformat", None)
+    monkeypatch.setattr(shared.metadata, "requires", lambda name: REQUIRES)
+    assert main(["check", "03"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ddpz check: nbformat is not installed. Cure: ")
+    assert 'pip install "ddpz-lite[lab]"' in error and len(error.splitlines()) == 1
+
+
+REQUIRES = [
+    "torch>=2.11",
+    'nbformat>=5.10; extra == "lab"',
+    'jupyter-client>=8.0; extra == "lab"',
+    'jupyterlab>=4.2; extra == "lab"',
+    'pillow>=10.0; extra == "lab"',
+    'nbval>=0.11; extra == "test"',
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("jupyter_client.manager", "lab"), ("PIL", "lab"), ("nbval", "test"), ("jupyter", None)],
+)
+def test_a_module_is_looked_up_by_the_name_of_its_package(module, extra, monkeypatch):
+    monkeypatch.setattr(shared.metadata, "requires", lambda name: REQUIRES)
+    told = shared.missing(ModuleNotFoundError(name=module))
+    assert (told is None) if extra is None else (f"ddpz-lite[{extra}]" in str(told))
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"), [("3", "03"), ("03", "03"), ("3b", "03b"), ("12", "12"), ("zero", "zero")]
+)
+def test_the_number_of_a_lesson_may_lack_its_nought(typed, number):
+    assert shared.lesson_number(typed) == number
+
+
+def test_subcommands_do_not_import_the_command():
+    """No circle: cli/__init__ imports them, and what they share lies in cli/shared."""
+    for path in sorted((ROOT / "ddpz_lite/cli").glob("*.py")):
+        if path.stem not in ("__init__", "__main__"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module == "ddpz_lite.cli":
+                    names = {alias.name for alias in node.names}
+                    assert all((ROOT / f"ddpz_lite/cli/{n}.py").exists() for n in names), path.name
 
 
 # ---- doctor ----
@@ -280,6 +330,13 @@ def test_lessons_are_chosen_by_number_or_word(make_notebook, tmp_path):
     assert lessons.choose(paths, []) == paths
     assert lessons.choose(paths, ["01"]) == [paths[1]]
     assert lessons.choose(paths, ["zero2", "00"]) == [paths[2], paths[0]]
+
+
+def test_a_number_means_one_notebook_and_no_second_one(make_notebook):
+    first, second = make_notebook("01_one_device", "1"), make_notebook("01b_memory", "1")
+    assert lessons.choose([first, second], ["1"]) == [first]
+    assert lessons.choose([first, second], ["1b"]) == [second]
+    assert lessons.choose([first, second], ["mem"]) == [second]
 
 
 def test_an_unknown_lesson_is_answered_with_those_there(make_notebook, tmp_path, capsys):

@@ -1,140 +1,248 @@
-"""The map of the course and the glossary: they say what the notebooks say, and every link leads
-somewhere.
-"""
+"""What is generated is what the notebooks say, whichever lessons there are; and the glossary."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import notebook_rules as rules
+import nbformat
 import pytest
 
-LESSONS = Path(__file__).resolve().parents[2] / "lessons"
-PATHS = {path.stem[:2]: path for path in sorted(LESSONS.glob("[0-9][0-9]_*.ipynb"))}
-NUMBERS = [f"{number:02}" for number in range(18)]
-README = (LESSONS / "README.md").read_text(encoding="utf-8")
-GLOSSARY = (LESSONS / "GLOSSARY.md").read_text(encoding="utf-8")
+from ddpz_lite.cli import main
+from ddpz_lite.course import catalogue, glossary, pages, picture, rules
+from ddpz_lite.course.catalogue import Course, Exercise, Lesson
+
+ROOT = Path(__file__).resolve().parents[2]
+COURSE = catalogue.read(ROOT)
+GLOSSARY = (ROOT / "lessons/GLOSSARY.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
-LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)[^)]*\)")
-CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
-def facts(number: str) -> dict:
-    return rules.read(PATHS[number]).metadata["ddpz"]
-
-
-def row(number: str) -> str:
-    """What the table of the map says about a lesson that exists, up to its own words."""
-    said = facts(number)
-    needs = ", ".join(said["needs"]) or "none"
-    link = f"[{number} {said['title']}]({PATHS[number].name})"
-    return f"| {link} | {said['minutes']} min | {said['difficulty']} | {needs} |"
-
-
-def abilities(number: str) -> str:
-    """What the map says one can do after a lesson."""
-    lines = [f"### {number} {facts(number)['title']}", ""]
-    return "\n".join([*lines, *(f"- {can}" for can in facts(number)["can_do"]), ""])
-
-
-@pytest.mark.parametrize("number", PATHS)
-def test_the_map_says_what_the_notebook_says(number):
-    assert row(number) in README, f"lessons/README.md needs the row\n{row(number)}"
-    assert abilities(number) in README, f"lessons/README.md needs\n{abilities(number)}"
-
-
-@pytest.mark.parametrize("number", [n for n in NUMBERS if n not in PATHS])
-def test_what_is_not_written_is_marked_as_planned(number):
-    assert re.search(rf"^\| {number} [^|\[]+ \| planned \|", README, re.M)
-    assert f"({number}_" not in README
-    assert f"### {number}" not in README
-
-
-def test_the_table_has_every_lesson_once_in_order():
-    rows = re.findall(r"^\| \[?(\d\d) ", README, re.M)
-    assert rows == NUMBERS
-
-
-def test_the_time_is_the_sum():
-    minutes = sum(facts(number)["minutes"] for number in PATHS)
-    assert f"{minutes} minutes" in README, f"the {len(PATHS)} lessons take {minutes} minutes"
-
-
-def test_the_way_to_zero_needs_nothing_that_is_not_on_it():
-    way = re.search(r"`((?:\d\d → )+\d\d)`", README).group(1).split(" → ")
-    for position, number in enumerate(way):
-        assert set(facts(number)["needs"]) <= set(way[:position])
+def test_what_is_generated_is_up_to_date():
+    stale = [path.relative_to(ROOT).as_posix() for path in pages.stale(ROOT, COURSE)]
+    assert stale == [], "run: make course"
 
 
 def test_needs_come_earlier_and_exist():
-    for number in PATHS:
-        needs = facts(number)["needs"]
-        assert all(need in PATHS and need < number for need in needs), (number, needs)
+    numbers = [lesson.number for lesson in COURSE.written]
+    for lesson in COURSE.written:
+        assert all(need in numbers and need < lesson.number for need in lesson.needs), lesson
 
 
-def test_the_picture_shows_every_lesson_as_it_is():
-    picture = ET.parse(LESSONS / "map.svg").getroot()
-    assert picture.get("role") == "img"
+# ---- a small course, with second notebooks ----
+
+LEARN = {"learn": "x", "makes": "y", "minutes": 30, "difficulty": "easy", "can_do": ("a", "b", "c")}
+SMALL = Course(
+    lessons=(
+        Lesson("00", "Start", file="00_start.ipynb", **LEARN),
+        Lesson("01", "One: alone", file="01_one.ipynb", needs=("00",), **LEARN),
+        Lesson("01b", "Memory", file="01b_memory.ipynb", second="can wait", **LEARN),
+        Lesson("02", "Two", "planned", "planned"),
+        Lesson("03", "Three", file="03_three.ipynb", needs=("01",), **LEARN),
+        Lesson("03b", "Metrics", file="03b_metrics.ipynb", second="needed for 05", **LEARN),
+        Lesson("05", "Five & six", file="05_five.ipynb", needs=("01", "03b"), **LEARN),
+        Lesson("06", "Six", "planned", "planned"),
+    ),
+    exercises={
+        "01": Exercise("01_one.ipynb", "01 One", 10, 3),
+        "03b": Exercise("03b_metrics.ipynb", "03b Metrics", 20, 4),
+    },
+    groups=(("00", "Ground"), ("03", "Up")),
+    way="05",
+)
+BY_NUMBER = {lesson.number: lesson for lesson in SMALL.lessons}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        ("00", ["**Next:** [01 One](01_one.ipynb)"]),
+        (
+            "01",
+            [
+                "**Exercise:** [01 One](../exercises/01_one.ipynb), 10 minutes, 3 points",
+                "**Can wait:** [01b Memory](01b_memory.ipynb)",
+                "**Next:** [03 Three](03_three.ipynb)",
+                "**Before:** [00 Start](00_start.ipynb)",
+            ],
+        ),
+        (
+            "01b",
+            [
+                "**Exercise:** [01 One](../exercises/01_one.ipynb), 10 minutes, 3 points",
+                "**Next:** [03 Three](03_three.ipynb)",
+                "**Before:** [01 One](01_one.ipynb)",
+            ],
+        ),
+        (
+            "03",
+            ["**Next:** [03b Metrics](03b_metrics.ipynb)", "**Before:** [01 One](01_one.ipynb)"],
+        ),
+        (
+            "05",
+            [
+                "**Next:** 06 Six, which is planned",
+                "**Before:** [03b Metrics](03b_metrics.ipynb)",
+            ],
+        ),
+    ],
+)
+def test_links_pass_over_what_can_wait(number, said):
+    links = pages.lesson_links(SMALL, BY_NUMBER[number])
+    assert links == " ·\n".join([*said, "[All lessons](README.md)"])
+
+
+def test_an_exercise_leads_back_and_on():
+    assert pages.exercise_links(SMALL, BY_NUMBER["03b"]) == (
+        "**Lesson:** [03b Metrics](../lessons/03b_metrics.ipynb) ·\n"
+        "**Next:** [05 Five & six](../lessons/05_five.ipynb) ·\n"
+        "[All lessons](../lessons/README.md)"
+    )
+
+
+def test_tables_and_sums_have_second_notebooks_too():
+    blocks = pages._map(SMALL)
+    assert "6 notebooks are written and take 180 minutes" in blocks["sums"]
+    assert "take 30 more, for 7 points. 2 lessons are planned" in " ".join(blocks["sums"].split())
+    assert "`00 → 01 → 03b → 05`" in blocks["way"]
+    rows = re.findall(r"^\| \[?(\d\db?) ", blocks["table"], re.M)
+    assert rows == list(BY_NUMBER)
+    assert "| [01b Memory](01b_memory.ipynb) (can wait) | 30 min |" in blocks["table"]
+    assert "| 02 Two | planned |" in blocks["table"]
+    assert "### 03b Metrics\n\n- a\n- b\n- c" in blocks["abilities"]
+    assert (
+        "| [03b Metrics](lessons/03b_metrics.ipynb) (needed for 05) | x |"
+        in (pages._front(SMALL)["table"])
+    )
+
+
+@pytest.mark.parametrize("course", [COURSE, SMALL], ids=["ours", "small"])
+def test_the_picture_shows_every_lesson_as_it_is(course):
+    drawing = ET.fromstring(picture.drawn(course))
+    assert drawing.get("role") == "img"
     for name in ("title", "desc"):
-        element = picture.find(f"{SVG}{name}")
+        element = drawing.find(f"{SVG}{name}")
         assert len(element.text) > 20
-        assert element.get("id") in picture.get("aria-labelledby").split()
-    rungs = {g.get("id"): g for g in picture.iter(f"{SVG}g")}
-    assert sorted(rungs) == [f"lesson-{number}" for number in NUMBERS]
-    for number in NUMBERS:
-        rung = rungs[f"lesson-{number}"]
+        assert element.get("id") in drawing.get("aria-labelledby").split()
+    rungs = {g.get("id"): g for g in drawing.iter(f"{SVG}g")}
+    assert list(rungs) == [f"lesson-{lesson.number}" for lesson in course.lessons]
+    tops = []
+    for lesson in course.lessons:
+        rung = rungs[f"lesson-{lesson.number}"]
         words = " ".join(text.text for text in rung.iter(f"{SVG}text")).replace("\xa0", " ")
-        assert rung.get("class") == ("written" if number in PATHS else "planned"), number
-        assert words.startswith(number)
-        if number in PATHS:
-            assert facts(number)["title"].split(":")[0] in words
-    assert picture.find(f"{SVG}rect").get("fill") == "#fcfcfa"  # its own card: dark pages, too
+        assert rung.get("class") == ("written" if lesson.file else "planned")
+        assert words == f"{lesson.number}  {lesson.title.split(':')[0]} {lesson.makes}"
+        tops.append(int(rung.find(f"{SVG}rect").get("y")))
+    assert all(lower - upper >= picture.RUNG for lower, upper in itertools.pairwise(tops))
+    assert drawing.find(f"{SVG}rect").get("fill") == "#fcfcfa"  # its own card: dark pages, too
+    assert int(drawing.get("height")) > max(tops) + picture.HEIGHT
 
 
-@pytest.mark.parametrize("page", [README, GLOSSARY], ids=["README", "GLOSSARY"])
-def test_every_link_leads_somewhere(page):
-    for text, target in LINK.findall(page):
-        assert target.startswith("https://") or (LESSONS / target).exists(), (text, target)
+# ---- the command ----
 
 
-@pytest.mark.parametrize("number", PATHS)
-def test_a_lesson_links_to_lessons_and_terms_that_exist(number):
-    anchors = {term.lower().replace(" ", "-") for term in re.findall(r"^## (.+)$", GLOSSARY, re.M)}
-    for cell in rules.read(PATHS[number]).cells:
-        if cell.cell_type == "markdown":
-            for target in re.findall(r"\]\(((?:\d\d_|GLOSSARY|README)[^)\s]*)\)", cell.source):
-                page, _, anchor = target.partition("#")
-                assert (LESSONS / page).exists(), target
-                assert not anchor or (page == "GLOSSARY.md" and anchor in anchors), target
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Our course's pages and three of its notebooks, with the command at work there."""
+    (tmp_path / "lessons").mkdir()
+    (tmp_path / "solutions").mkdir()
+    shutil.copy(ROOT / "README.md", tmp_path)
+    for name in ("README.md", "plan.json", "map.svg"):
+        shutil.copy(ROOT / "lessons" / name, tmp_path / "lessons")
+    for number in ("00", "01", "02"):
+        for folder in ("lessons", "solutions"):
+            for path in (ROOT / folder).glob(f"{number}_*.ipynb"):
+                shutil.copy(path, tmp_path / folder)
+    plan = json.loads((tmp_path / "lessons/plan.json").read_text())
+    (tmp_path / "lessons/plan.json").write_text(json.dumps({**plan, "way": "02"}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_the_picture_has_a_text():
-    assert len(re.search(r"!\[([^\]]+)\]\(map\.svg\)", README).group(1)) > 80
+def test_the_command_writes_once_and_then_has_nothing_to_do(small, capsys):
+    assert main(["course", "--check"]) == 1
+    assert "README.md differs from what the notebooks say" in capsys.readouterr().out
+    assert main(["course"]) == 0
+    assert "wrote lessons/map.svg" in capsys.readouterr().out
+    assert main(["course", "--check"]) == 0
+    assert capsys.readouterr().out == "all are up to date\n"
+    readme = (small / "README.md").read_text()
+    assert "[02 Ranks and collectives]" in readme and "[05 DDP]" not in readme
+    last = nbformat.read(next((small / "lessons").glob("02_*.ipynb")), as_version=4).cells[-1]
+    assert "**Next:** 04 Feeding the ranks, which is planned" in last.source
+
+
+def test_a_changed_title_changes_every_page_that_names_it(small):
+    main(["course"])
+    (path,) = (small / "lessons").glob("01_*.ipynb")
+    path.write_text(path.read_text().replace('"title": "One device"', '"title": "A device"'))
+    stale = pages.stale(small, catalogue.read(small))
+    names = {p.relative_to(small).as_posix() for p in stale}
+    assert {"README.md", "lessons/README.md", "lessons/map.svg"} <= names
+    assert {"lessons/00_start_here.ipynb", "solutions/01_one_device.ipynb"} <= names
+
+
+def spoil(path, old, new):
+    return lambda root: (root / path).write_text((root / path).read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (spoil("README.md", "<!-- ddpz course: table -->", ""), "README.md needs the lines"),
+        (spoil("lessons/00_start_here.ipynb", '"makes"', '"m"'), "`ddpz` has no 'makes'"),
+        (spoil("lessons/plan.json", '"04"', '"02"'), "still plans 02, which is written"),
+        (spoil("lessons/plan.json", '"way": "02"', '"way": "16"'), "lesson 16 is needed"),
+        (
+            lambda root: (root / "lessons/01c_more.ipynb").write_text("{}"),
+            "the name of a lesson is NN_name.ipynb",
+        ),
+    ],
+)
+def test_what_the_map_cannot_be_made_of_is_said_in_a_line(small, change, complaint, capsys):
+    change(small)
+    assert main(["course"]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and len(error.splitlines()) == 1
 
 
 # ---- the glossary ----
 
-ENTRIES = re.findall(
-    r"^## (.+)\n\n(.+) · \[(\d\d) [^\]]+\]\(([^)]+)\)\n\n((?:.+\n)+)", GLOSSARY, re.M
-)
-TERMS = [entry[0] for entry in ENTRIES]
+
+@pytest.mark.parametrize("lesson", COURSE.written, ids=lambda lesson: lesson.number)
+def test_a_lesson_links_to_terms_that_exist(lesson):
+    anchors = {entry.anchor for entry in glossary.entries(ROOT)}
+    for cell in rules.read(ROOT / "lessons" / lesson.file).cells:
+        assert set(glossary.LINK.findall(cell.source)) <= anchors
 
 
 def test_the_terms_are_many_sorted_and_unique():
-    assert len(TERMS) == len(re.findall(r"^## ", GLOSSARY, re.M)) >= 60
-    assert sorted(TERMS, key=str.casefold) == TERMS
-    assert len({term.casefold() for term in TERMS}) == len(TERMS)
+    terms = [entry.term for entry in glossary.entries(ROOT)]
+    assert len(terms) == len(re.findall(r"^## ", GLOSSARY, re.M)) >= 60
+    assert sorted(terms, key=str.casefold) == terms
+    assert len({term.casefold() for term in terms}) == len(terms)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=TERMS)
-def test_an_entry(entry):
-    """Chinese beside English, one or two sentences, and a lesson that uses the word."""
-    term, chinese, number, target, meaning = entry
-    assert CHINESE.search(chinese), "no Chinese term"
-    assert number in PATHS and target == PATHS[number].name, "not the lesson's file"
-    sentences = re.findall(r"[.!?](?:\s|$)", meaning)
-    assert 1 <= len(sentences) <= 2, f"{len(sentences)} sentences"
-    words = "\n".join(cell.source for cell in rules.read(PATHS[number]).cells).replace("**", "")
-    assert " ".join(term.casefold().split()) in " ".join(words.casefold().split())
+def test_every_entry_has_its_form_and_a_lesson_that_uses_the_word():
+    found = [(e.term, said) for e in glossary.entries(ROOT) for said in glossary.faults(ROOT, e)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"chinese": "none"}, "no Chinese term"),
+        ({"file": "02_gone.ipynb"}, "is not the file"),
+        ({"number": "02"}, "is not the file"),
+        ({"meaning": "One. Two. Three."}, "3 sentences"),
+        ({"term": "unheard-of"}, "does not use the word"),
+    ],
+)
+def test_a_spoilt_entry_is_found(changed, fault):
+    entry = glossary.entries(ROOT)[0]
+    spoilt = glossary.Entry(**{**vars(entry), **changed})
+    assert any(fault in said for said in glossary.faults(ROOT, spoilt))

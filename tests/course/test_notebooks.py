@@ -1,4 +1,4 @@
-"""Every lesson keeps the rules of notebook_rules.py, and every rule catches what it is for."""
+"""Every lesson keeps the rules of the course, and every rule catches what it is for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import copy
 from pathlib import Path
 
 import nbformat
-import notebook_rules as rules
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+
+from ddpz_lite.course import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("*.ipynb"))
@@ -28,8 +29,8 @@ def test_notebook(path, rule):
     assert not complaints, "\n".join(complaints)
 
 
-def test_the_first_lessons_are_there():
-    assert {"00_start_here", "01_one_device"} <= {path.stem for path in LESSONS}
+def test_there_are_lessons_and_solutions():
+    assert LESSONS and SOLUTIONS
 
 
 @pytest.mark.parametrize("folder", ["lessons", "solutions"])
@@ -46,6 +47,8 @@ FACTS = {
     "minutes": 40,
     "difficulty": "easy",
     "needs": [],
+    "learn": "ranks from a cell",
+    "makes": "four ranks",
 }
 HEADER = """# Start here
 
@@ -104,6 +107,10 @@ def part(position, name):
     return lambda notebook: notebook.cells[position].metadata.update(ddpz={"part": name})
 
 
+def settled(position, **what):
+    return lambda notebook: notebook.cells[position].metadata.update(ddpz=what)
+
+
 def source(position, text):
     return lambda notebook: notebook.cells[position].update(source=text)
 
@@ -116,6 +123,11 @@ SPOILS = [
     (rules.header_metadata, "ddpz.minutes", facts(minutes="40")),
     (rules.header_metadata, "ddpz.difficulty", facts(difficulty="so-so")),
     (rules.header_metadata, "ddpz.needs", facts(needs=["lesson 1"])),
+    (rules.header_metadata, "ddpz.learn", facts(learn="")),
+    (rules.header_metadata, "ddpz.makes", facts(makes="more than the picture has room for")),
+    (rules.header_metadata, "ddpz.second", facts(second="later")),
+    (rules.header_metadata, "'can wait'", facts(second="can wait")),
+    (rules.header_metadata, "'03b'", facts(needs=["03b"])),
     (rules.header_metadata, "heading is not 'Begin'", facts(title="Begin")),
     (rules.header_metadata, "'fly'", facts(can_do=["start four ranks", "say who is who", "fly"])),
     (rules.header_metadata, "'50 minutes'", facts(minutes=50)),
@@ -157,6 +169,12 @@ SPOILS = [
     (rules.ten_parts, "'predict' is missing", part(4, "idea")),
     (rules.ten_parts, "come in the order", part(1, "production")),
     (rules.ten_parts, "not marked as the header", part(0, "recall")),
+    (rules.settles, "'Q79' is none of Q1 to Q78", settled(-1, answers=["Q01", "Q79"])),
+    (rules.settles, "'M169' is none of", settled(-1, busts=["M169"])),
+    (rules.settles, "'65' is none of", settled(-1, answers=["65"])),
+    (rules.settles, "'T120' is none of", settled(2, teaches=["T119", "T120"])),
+    (rules.settles, "'M020' stands in text", settled(2, busts=["M020"])),
+    (rules.fresh, "has changed since the stored run", facts(ran="0" * 16)),
 ]
 
 
@@ -177,6 +195,17 @@ def test_a_spoilt_notebook_breaks_the_rule(rule, complaint, spoil, tmp_path):
     spoil(notebook)
     complaints = list(rule(through_a_file(notebook, tmp_path)))
     assert any(complaint in text for text in complaints), complaints
+
+
+def test_a_notebook_longer_than_an_hour_is_warned_of():
+    notebook = good_notebook()
+    assert list(rules.size(notebook)) == []
+    code(notebook).source = "x = 1\n" * 501
+    notebook.cells += [new_markdown_cell("more")] * 60
+    assert [said.split(";")[0] for said in rules.size(notebook)] == [
+        "71 cells",
+        "501 lines of code",
+    ]
 
 
 def test_every_rule_has_a_spoilt_notebook():

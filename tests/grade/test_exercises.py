@@ -13,23 +13,24 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import nbformat
-import notebook_rules
 import pytest
 import small_course
 from answers import trying
 
 from ddpz_lite.cli import check as command_check
 from ddpz_lite.cli import main
+from ddpz_lite.course import rules
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.check import NotAttempted, check
 from ddpz_lite.grade.notebooks import of, role
 from ddpz_lite.grade.progress import Progress
+from ddpz_lite.grade.run import draw, observe
+from ddpz_lite.grade.score import score
 from ddpz_lite.grade.task import find, tasks
 
 LEAST_WRONG = 5
 LEAST_SENTENCES = 5  # two mistakes may deserve the same one
 TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
-WRONG = [(task, wrong) for task in TASKS for wrong in trying.variants(task.id)]
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,12 @@ def test_a_task_has_five_wrong_answers_and_sentences_of_its_own(task):
     assert all(len(wrong.says) >= 6 for wrong in variants)
 
 
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_a_task_has_a_right_answer_in_another_style(task):
+    names = [name for name, _ in trying.right(task.id)]
+    assert names and len(set(names)) == len(names)
+
+
 @by_lesson()
 def test_exercises_are_what_their_masters_make_of_them(lesson, root):
     """Fails too where you solved an exercise in place: your own work is then all that differs."""
@@ -108,7 +115,7 @@ def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
     for cell in notebook.cells:
         if cell.cell_type == "code" and role(cell) != "check":
             assert cell.outputs == [] and cell.execution_count is None
-    for rule in (notebook_rules.headings, notebook_rules.alt_text, notebook_rules.plain_file):
+    for rule in (rules.headings, rules.alt_text, rules.plain_file):
         assert list(rule(notebook)) == []
 
 
@@ -131,36 +138,27 @@ def test_an_untouched_exercise_fails_with_a_kind_message(task, exercise, capsys)
 
 
 class OfLesson:
-    """One class per lesson, so that pytest-xdist may run lessons side by side."""
+    """One class per lesson, so that pytest-xdist may run lessons side by side.
+
+    All answers to a task have run by the time the first is looked at: see `trying.tried`.
+    """
 
     lesson = ""
 
     @pytest.mark.slow
     def test_solution_gets_full_points(self, task):
-        verdict = trying.judge(task, trying.master(task.lesson))
+        verdict = trying.tried(task).solution
         assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
 
     @pytest.mark.slow
     def test_wrong_answer_hears_its_own_sentence(self, task, wrong):
-        verdict = trying.judge(task, trying.master(task.lesson), wrong.source)
-        assert not trying.missed(task, wrong, verdict)
+        assert not trying.missed(task, wrong, trying.tried(task).wrong[wrong.name])
 
     @pytest.mark.slow
-    def test_nbval(self, exercise, tmp_path):
-        """Red at exactly the check cells of the untouched exercise; green with the solutions."""
-        untouched = exercise(self.lesson)
-        solved = solutions_typed_in(untouched, trying.master(self.lesson))
-        nbformat.write(untouched, tmp_path / "untouched.ipynb")
-        nbformat.write(solved, tmp_path / "solved.ipynb")
-        report = nbval(tmp_path)
-        code = [cell for cell in untouched.cells if cell.cell_type == "code"]
-        checks = {f"Cell {i}" for i, cell in enumerate(code) if role(cell) == "check"}
-        assert {name for name, text in report["untouched.ipynb"].items() if text} == checks
-        for name in checks:
-            assert "is not solved yet" in report["untouched.ipynb"][name]
-            assert "Traceback (most recent" not in report["untouched.ipynb"][name]
-        assert len(report["solved.ipynb"]) == len(code)
-        assert not any(report["solved.ipynb"].values()), report["solved.ipynb"]
+    def test_right_answer_in_another_style_gets_full_points(self, task, right):
+        """A good student must never be told that a right answer is wrong."""
+        verdict = trying.tried(task).right[right]
+        assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
 
 
 for _lesson in trying.lessons():
@@ -173,29 +171,53 @@ def pytest_generate_tests(metafunc):
     lesson = getattr(metafunc.cls, "lesson", None)
     if lesson is None:
         return
+    own = [task for task in TASKS if task.lesson == lesson]
     if "wrong" in metafunc.fixturenames:
-        metafunc.parametrize(
-            ("task", "wrong"),
-            [
-                pytest.param(task, wrong, id=f"{task.id}-{wrong.name}")
-                for task, wrong in WRONG
-                if task.lesson == lesson
-            ],
-        )
-    elif "task" in metafunc.fixturenames:
-        metafunc.parametrize("task", by_id(t for t in TASKS if t.lesson == lesson))
+        cases = [(t, w, w.name) for t in own for w in trying.variants(t.id)]
+        named = "wrong"
+    elif "right" in metafunc.fixturenames:
+        cases = [(t, name, name) for t in own for name, _ in trying.right(t.id)]
+        named = "right"
+    else:
+        metafunc.parametrize("task", by_id(own))
+        return
+    values = [pytest.param(task, value, id=f"{task.id}-{name}") for task, value, name in cases]
+    metafunc.parametrize(("task", named), values)
 
 
-def solutions_typed_in(untouched, master):
-    """The exercise after a learner filled its answer cells, with the outputs it came with."""
-    notebook = copy.deepcopy(untouched)
-    sources = {cell.id: cell.source for cell in master.cells}
-    for cell in notebook.cells:
-        if role(cell) == "answer":
-            lines = sources[cell.id].splitlines()
-            marks = (notebooks.BEGIN, notebooks.END)
-            cell.source = "\n".join(line for line in lines if line.strip() not in marks)
-    return notebook
+@pytest.mark.slow
+@pytest.mark.extra
+@pytest.mark.parametrize("task", by_id(tasks("03")))
+def test_an_answer_among_others_hears_what_it_hears_alone(task):
+    """Lesson 03 has answers that raise, hang, mismatch and leave early; test_together.py has one of
+    each kind.
+    """
+    notebook, cases, tried = trying.master("03"), draw(task), trying.tried(task)
+    for wrong in trying.variants(task.id):
+        answer = trying.define(task, notebook, wrong.source)
+        alone = score(task, observe(task, answer, cases))
+        assert tried.wrong[wrong.name] == alone, wrong.name
+    for name, source in trying.right(task.id):
+        alone = score(task, observe(task, trying.define(task, notebook, source), cases))
+        assert tried.right[name] == alone, name
+
+
+@pytest.mark.slow
+def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp_path):
+    """All of them in one kernel. `make test` runs nbval on solutions/, which is the green half."""
+    together = nbformat.v4.new_notebook(metadata=exercise("03").metadata)
+    for lesson in trying.lessons():
+        for cell in exercise(lesson).cells:
+            cell.id = f"{lesson}-{cell.id}"
+            together.cells.append(cell)
+    nbformat.write(together, tmp_path / "untouched.ipynb")
+    (ran,) = nbval(tmp_path).values()
+    code = [cell for cell in together.cells if cell.cell_type == "code"]
+    checks = {f"Cell {i}" for i, cell in enumerate(code) if role(cell) == "check"}
+    assert {name for name, text in ran.items() if text} == checks and len(ran) == len(code)
+    for name in checks:
+        assert "is not solved yet" in ran[name]
+        assert "Traceback (most recent" not in ran[name]
 
 
 def nbval(folder: Path) -> dict[str, dict[str, str]]:
@@ -375,7 +397,7 @@ def test_a_bad_master_does_not_keep_the_others_from_being_written(course, capsys
 
 def test_a_folder_without_masters_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ddpz_lite.cli.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("ddpz_lite.cli.shared.CHECKOUT", tmp_path)
     assert main(["exercises"]) == 2
     assert "no notebook in solutions/" in capsys.readouterr().err
 

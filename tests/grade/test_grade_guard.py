@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 SETUP = """
-import os, sys
+import importlib, os, sys
 import torch, torch.distributed as dist
 from ddpz_lite.grade.guard import ReadyMade, own_work
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -56,6 +56,31 @@ CASES = {
         with own_work():
             all_refused()
     """,
+    "of this library all that stands in strategies/, whoever adds it": """
+        import inspect
+        import ddpz_lite.strategies as room
+        from ddpz_lite.data import RankSampler
+        LATER = 'class Later: pass\\n\\ndef shard(): pass\\n\\nclass _Own: pass\\n'
+        room.__path__.append(os.environ["LATER"])
+        for name in ("later", "latest"):
+            with open(f"{room.__path__[-1]}/{name}.py", "w") as file:
+                file.write(LATER)
+        from ddpz_lite.strategies import checkpoint, later, units, zero3
+        def refuses(make):
+            try:
+                make()
+            except ReadyMade:
+                return True
+        with own_work():
+            for module in (later, checkpoint, units, zero3):
+                own = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+                made = [v for v in own.values() if inspect.isroutine(v) or inspect.isclass(v)]
+                made = [v for v in made if v.__module__ == module.__name__]
+                assert made and all(map(refuses, made)), (module, made)
+            later._Own()
+            assert refuses(lambda: importlib.import_module("ddpz_lite.strategies.latest"))
+        later.Later(), later.shard(), importlib.import_module("ddpz_lite.strategies.latest").Later()
+    """,
     "and afterwards they are": """
         with own_work():
             torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,11 +92,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_a_process_of_its_own(case):
+def test_in_a_process_of_its_own(case, tmp_path):
     program = SETUP + textwrap.dedent(CASES[case]) + "os._exit(0)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "DDPZ_WARM": "0"},
+        env={**os.environ, "DDPZ_WARM": "0", "LATER": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,

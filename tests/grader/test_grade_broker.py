@@ -23,9 +23,9 @@ from ddpz_lite.grade.score import score
 from ddpz_lite.grade.task import find
 from ddpz_lite.grader import Grounds, Limits, NoRanks, observe_in_sandbox, probe
 from ddpz_lite.grader.arena import broker
-from ddpz_lite.grader.arena.frames import Inbox, frame
-from ddpz_lite.grader.arena.peer import Peer
-from ddpz_lite.grader.sandbox import leash
+from ddpz_lite.grader.sandbox import frames, leash
+from ddpz_lite.grader.sandbox.frames import frame
+from ddpz_lite.grader.sandbox.leash import Leash
 from ddpz_lite.wire import Network
 
 SANDBOXED = probe().ok
@@ -421,10 +421,8 @@ def test_spans_hold_the_calls_that_were_made_in_them():
 
 
 def test_ranks_that_cannot_start_are_not_the_answers_fault(monkeypatch):
-    from ddpz_lite.grader.arena import observe
-
-    real = observe.order
-    monkeypatch.setattr(observe, "order", lambda *told: real(*told[:-1], "/nowhere"))
+    real = frames.order
+    monkeypatch.setattr(frames, "order", lambda *told: real(*told[:-1], "/nowhere"))
     with pytest.raises(NoRanks, match=r"could not be shut in: .*nowhere"):
         by_broker("", case(1), sandboxed=False)
 
@@ -481,7 +479,7 @@ def test_no_frame_stops_the_broker(seed, monkeypatch):
             size = random.Random(seed).choice((0, 4))
             line[1].sendall(frame(head, size) + bytes(size))
     case_of = broker.Broker(
-        [tuple(pair[0] for pair in rank) for rank in pairs],
+        [Leash(*(pair[0] for pair in rank)) for rank in pairs],
         [({"kind": "orders"}, b"")] * 2,
         timeout=0.05,
         limits=Limits(),
@@ -502,9 +500,9 @@ def test_a_keeper_that_is_slow_to_bury_its_rank_is_ended(monkeypatch):
     rank.wait()  # buried
     keeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     pairs = [socket.socketpair() for _ in range(3)]
-    peer = Peer(0, Inbox(pairs[0][0], 1000), pairs[1][0], pairs[2][0])
-    peer.pid, peer.keeper = rank.pid, keeper.pid
-    leash.let_go([peer])
+    held = Leash(*(ours for ours, _ in pairs))
+    held.pid, held.keeper = rank.pid, keeper.pid
+    leash.let_go([held])
     assert keeper.wait(20) == -signal.SIGKILL
     for _, theirs in pairs:
         theirs.close()
@@ -541,7 +539,7 @@ def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkey
     for thread in threads:
         thread.start()
     case_of = broker.Broker(
-        [tuple(pair[0] for pair in rank) for rank in pairs],
+        [Leash(*(pair[0] for pair in rank)) for rank in pairs],
         [({"kind": "orders"}, b"")] * 4,
         timeout=20,
         limits=Limits(waiting=16 * MIB, message=8 * MIB),

@@ -22,8 +22,8 @@ from leftovers import descriptors, gone
 
 import ddpz_lite
 from ddpz_lite.grader import Grounds, Limits, probe
-from ddpz_lite.grader.arena.frames import Inbox, Refused, clean, frame
 from ddpz_lite.grader.sandbox import walls
+from ddpz_lite.grader.sandbox.frames import Inbox, Refused, clean, frame
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -62,37 +62,66 @@ WAY = {
 }
 
 
-@sandboxed
-def test_files_are_python_the_packages_and_this_package_without_judges():
-    top, grader, judge, zero1, beside, tmp = look(f"""
-package = {str(PACKAGE)!r}
-out += [os.listdir("/"), os.listdir(package + "/grader")]
-out += [open(package + name).read() for name in ("/tasks/lesson03/judge.py", "/strategies/zero1.py")]
-out += [os.listdir(os.path.dirname(package)), os.listdir("/tmp")]
-""")  # fmt: skip
-    assert not {"home", "var", "etc/shadow", "old", "sys", "run"} & set(top)
-    assert grader == [] and set(tmp) == WAY and judge == walls.ABSENT.read_text()
-    assert "ddpz_lite" in beside and not {"solutions", "exercises", "tests", ".git"} & set(beside)
-    # the job of these tests is not guarded, so the strategies are there
-    assert "class ZeRO1" in zero1
-
-
-@sandboxed
-def test_ready_made_strategies_are_not_there_for_a_task_that_builds_them():
-    from grade_cases import TASK
-
-    from ddpz_lite.grader import observe_in_sandbox
-
-    source = f"""
-import glob
-def weighted_mean(gradients, samples):
-    package = {str(PACKAGE)!r}
-    gradients[:] = [open(f"{{package}}/{{name}}").read() for name in {walls.STRATEGIES!r}]
-    gradients += glob.glob(package + "/strategies/__pycache__/*") + glob.glob(package + "/data/__pycache__/*")
+# What is seen of the package: path -> content. Everything else of `out` stands before it.
+WALK = f"""
+import os
+package, found = {str(PACKAGE)!r}, {{}}
+for folder, _, names in os.walk(package):
+    for name in names:
+        path = os.path.join(folder, name)
+        found[os.path.relpath(path, package)] = open(path, "rb").read().hex()
+out += [found, os.listdir("/"), os.listdir(os.path.dirname(package)), os.listdir("/tmp")]
 """
-    (seen,) = observe_in_sandbox(TASK, [("weighted_mean-answer", source)], [case(1)])
+
+
+def hexed(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: content.hex() for name, content in files.items()}
+
+
+@sandboxed
+def test_files_are_python_the_packages_and_what_is_shown_of_this_package():
+    found, top, beside, tmp = look(WALK)
+    assert found == hexed(walls.shown(PACKAGE))
+    assert not {"home", "var", "etc/shadow", "old", "sys", "run"} & set(top)
+    assert set(tmp) == WAY
+    assert "ddpz_lite" in beside and not {"solutions", "exercises", "tests", ".git"} & set(beside)
+
+
+@sandboxed
+def test_a_task_that_builds_a_strategy_sees_the_same_without_the_ready_made_ones():
+    lines = "".join(f"    {line}\n" for line in ["out = []", *WALK.splitlines()])
+    seen = build(f"def weighted_mean(gradients, samples):\n{lines}    gradients[:] = [found]\n")
     assert seen.outcome == "ok", seen.sentence
-    assert returned(seen)[0] == [walls.ABSENT.read_text()] * len(walls.STRATEGIES)
+    assert returned(seen)[0] == [hexed(walls.shown(PACKAGE, walls.READY_MADE))]
+
+
+def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tmp_path):
+    package = tmp_path / "ddpz_lite"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = walls.shown(package, walls.READY_MADE)
+    for name in (
+        *("strategies/later.py", "strategies/deep/__init__.py", "strategies/deep/inner.py"),
+        *("tasks/lesson99/__init__.py", "tasks/lesson99/job.py", "tasks/lesson99/judge.py"),
+        *("room/__init__.py", "room/inner.py", "loose.py", "grade/later.py", "grader/later.py"),
+        *("tasks/__pycache__/judge.pyc", "wire/__pycache__/call.pyc"),
+    ):
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("new = 1\n")
+    stand_in = walls.ABSENT.read_bytes()
+    after = walls.shown(package, walls.READY_MADE)
+    added = {name: content for name, content in after.items() if name not in before}
+    assert added == {
+        "strategies/later.py": stand_in,
+        "strategies/deep/__init__.py": b"",
+        "strategies/deep/inner.py": stand_in,
+        "tasks/lesson99/__init__.py": b"new = 1\n",
+        "tasks/lesson99/job.py": b"new = 1\n",
+    }
+    assert before.items() <= after.items()
+    closed = [name for name in after if name.startswith("strategies/") or "sampler" in name]
+    assert len(closed) > 12 and {after[name] for name in closed} == {stand_in, b""}
+    assert not [name for name in after if "judge" in name or name.startswith("grader")]
+    assert walls.shown(package)["strategies/later.py"] == b"new = 1\n"
 
 
 @sandboxed

@@ -152,7 +152,8 @@ def stored_pictures(notebook: Path) -> int:
 def test_a_notebook_is_a_page_with_its_number_and_its_pictures(site, notebook):
     page = site[f"{notebook.parent.name}/{notebook.stem}.html"]
     title = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
-    assert page.title.startswith(f"{notebook.name[:2]} {title.splitlines()[0].removeprefix('# ')}")
+    number = notebook.name.partition("_")[0]
+    assert page.title.startswith(f"{number} {title.splitlines()[0].removeprefix('# ')}")
     assert len(
         [link for link in page.fetched if link.startswith("data:image/")]
     ) == stored_pictures(notebook)

@@ -23,10 +23,10 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
-import notebook_rules as rules
 import pytest
 
 from ddpz_lite.cli import machine
+from ddpz_lite.course import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON, EXERCISE = "lessons/00_start_here.ipynb", "exercises/03_data_parallel.ipynb"

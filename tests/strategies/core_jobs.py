@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ddpz_lite.model import CNN, GPT, MLP, GPTConfig
-from ddpz_lite.strategies.checkpoint import full_state_dict
+from ddpz_lite.strategies.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 
 PER_RANK = 2  # samples of one rank in one micro-batch

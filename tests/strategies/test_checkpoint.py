@@ -23,7 +23,8 @@ from torch import nn
 
 import ddpz_lite as dz
 from ddpz_lite.data import RankSampler
-from ddpz_lite.strategies.checkpoint import full_state_dict, load_checkpoint, save_checkpoint
+from ddpz_lite.strategies.checkpoint import load_checkpoint, save_checkpoint
+from ddpz_lite.strategies.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.trainer.recipe import Recipe as TrainRecipe
 from ddpz_lite.trainer.saving import Saver, complete

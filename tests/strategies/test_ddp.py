@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.checkpoint import full_state_dict
 from ddpz_lite.strategies.ddp import DDP
+from ddpz_lite.strategies.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.reducer import buckets_of
 

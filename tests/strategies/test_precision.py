@@ -112,7 +112,7 @@ def frozen_ones(path: str) -> dict[int, list[bool]]:
         if stage < 3:  # compute uses what was loaded; masters are sharded, as the meter tells
             weight = model.module.frozen[0].weight
             out[stage].append(torch.equal(weight, changed[names[0]].bfloat16()))
-            masters = sum(shard.numel() for shard in optimizer.frozen)
+            masters = sum(flat.shard.numel() for flat in model.masters)
             out[stage].append(masters == (5 * 7 + 7) // dist.get_world_size())
     return out
 

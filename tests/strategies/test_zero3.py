@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
 from ddpz_lite.model import MLP
-from ddpz_lite.strategies.checkpoint import full_state_dict, load_full_state_dict
+from ddpz_lite.strategies.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.units import split
 from ddpz_lite.strategies.zero3 import ZeRO3

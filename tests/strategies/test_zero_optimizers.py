@@ -9,7 +9,7 @@ from core_jobs import CASES, Recipe, build, distance, reference, train
 from torch import nn
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.checkpoint import full_state_dict
+from ddpz_lite.strategies.full_state import full_state_dict
 from ddpz_lite.strategies.optim import check_elementwise
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.zero1 import ZeRO1

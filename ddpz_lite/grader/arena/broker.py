@@ -8,11 +8,9 @@ is checked before it is used, and a rank that sends what no honest rank sends en
 from __future__ import annotations
 
 import contextlib
-import heapq
 import re
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +18,12 @@ from typing import Any
 
 from ...launcher.failure import Failure, from_exception, root_cause
 from ...wire import Network, Record, Span
-from ..sandbox import leash
-from ..sandbox.leash import NoRanks
+from ..sandbox.frames import Inbox, Refused, clean
+from ..sandbox.leash import Leash, NoRanks, let_go
 from ..sandbox.limits import MIB, Limits
 from ..sandbox.usage import memory
+from .client import Client, line_of_code, records
 from .exchange import Exchange
-from .frames import Inbox, Refused, clean
-from .peer import Peer, place, records
 from .perform import count_of
 
 TICK = 0.05  # seconds between two looks at what is not a frame
@@ -48,16 +45,16 @@ class Ending:
     cell: int | None = None
 
 
-class Broker(Exchange):
-    """One case, from its orders to its ending.
+class Broker:
+    """One case, from its orders to its ending: who is there, what they say, when it is over.
 
-    lines: for each rank the three sockets of `server.SOCKETS`. orders: for each rank a head and the
-    packed inputs. cells: how many there are.
+    What passes between the ranks is its exchange's. orders: for each rank a head and the packed
+    inputs. cells: how many there are.
     """
 
     def __init__(
         self,
-        lines: Sequence[tuple[socket.socket, socket.socket, socket.socket]],
+        leashes: Sequence[Leash],
         orders: Sequence[tuple[dict[str, Any], bytes]],
         *,
         timeout: float,
@@ -65,14 +62,23 @@ class Broker(Exchange):
         network: Network | None,
         cells: int,
     ) -> None:
-        peers = [
-            Peer(rank, Inbox(line, limits.message + MIB), leash, output)
-            for rank, (line, leash, output) in enumerate(lines)
+        self.clients = [
+            Client(rank, leash, Inbox(leash.line, limits.message + MIB))
+            for rank, leash in enumerate(leashes)
         ]
-        super().__init__(peers, limits, network)
-        self.orders, self.timeout, self.cells = orders, timeout * limits.patience, cells
+        self.exchange = Exchange(self.clients, limits, network)
+        self.watch = self.exchange.watch
+        self.orders, self.limits, self.cells = orders, limits, cells
+        self.timeout = timeout * limits.patience
         self.failures: list[Failure] = []
+        self.ruling: tuple[str, str, int | None] | None = None  # outcome, sentence, rank
         self.asked_at = self.looked = 0.0
+        self.selector = selectors.DefaultSelector()
+
+    @property
+    def verdict(self) -> tuple[str, str, int | None] | None:
+        """How the case ends, once that is known here or in the exchange."""
+        return self.ruling or self.exchange.verdict
 
     def run(self) -> Ending:
         """Serve the ranks to the end of the case. Raises NoRanks. All of them are gone then."""
@@ -89,151 +95,161 @@ class Broker(Exchange):
     # -- the loop ----------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        for peer in self.peers:
+        for client in self.clients:
             for sock, handler in (
-                (peer.inbox.sock, self._hear),
-                (peer.leash, self._news),
-                (peer.output, self._printed),
+                (client.leash.line, self._hear),
+                (client.leash.control, self._news),
+                (client.leash.output, self._printed),
             ):
-                sock.setblocking(False)
-                self.selector.register(sock, selectors.EVENT_READ, (handler, peer))
+                self.selector.register(sock, selectors.EVENT_READ, (handler, client))
 
     def _round(self) -> None:
-        """Hear everyone once, and give out what is due."""
-        left = self.due[0][0] - time.monotonic() if self.due else TICK
-        for key, events in self.selector.select(max(0.0, min(TICK, left))):
-            handler, peer = key.data
+        """Give out what is due, then hear everyone once."""
+        wait = self.exchange.give_due()
+        self._ask_for_room()
+        for key, events in self.selector.select(TICK if wait is None else min(TICK, wait)):
+            handler, client = key.data
             if events & selectors.EVENT_WRITE:
-                self._flush(peer)
+                client.flush()
             if events & selectors.EVENT_READ:
-                handler(peer)
-        while self.due and self.due[0][0] <= time.monotonic():
-            heapq.heappop(self.due)[2]()
+                handler(client)
 
-    def _hear(self, peer: Peer) -> None:
+    def _ask_for_room(self) -> None:
+        """Be told when a socket takes more, where there is more for it."""
+        for client in self.clients:
+            if client.here:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
+                key = self.selector.get_key(client.leash.line)
+                if key.events != events:
+                    self.selector.modify(client.leash.line, events, key.data)
+
+    def _hear(self, client: Client) -> None:
         """Frames from a rank."""
         try:
             for _ in range(BURST):
-                taken = peer.inbox.take() if peer.here else None
+                taken = client.inbox.take() if client.here else None
                 if taken is None or self.verdict is not None:
                     return
-                self._obey(peer, *taken)
+                self._obey(client, *taken)
         except EOFError:
-            self._forget(peer)
+            self._forget(client)
         except Refused as refused:
-            self.verdict = ("refused", f"rank {peer.rank} {refused}", peer.rank)
+            self.ruling = ("refused", f"rank {client.rank} {refused}", client.rank)
 
-    def _forget(self, peer: Peer) -> None:
-        peer.here = False
+    def _forget(self, client: Client) -> None:
+        client.here = False
         with contextlib.suppress(KeyError):
-            self.selector.unregister(peer.inbox.sock)
+            self.selector.unregister(client.leash.line)
 
-    def _news(self, peer: Peer) -> None:
+    def _news(self, client: Client) -> None:
         """From the keeper of a rank: its process, how it ended, why it could not be made."""
-        if leash.news(peer):
-            self._ended(peer)
-        if not peer.leashed:
-            self.selector.unregister(peer.leash)
-            if peer.status is None and self.verdict is None:
+        if client.leash.hear():
+            self._ended(client)
+        if not client.leash.held:
+            self.selector.unregister(client.leash.control)
+            if client.leash.status is None and self.verdict is None:
                 raise NoRanks("the process that keeps a rank has died")
 
-    def _printed(self, peer: Peer) -> None:
-        if not leash.printed(peer, self.limits.output):
-            self.selector.unregister(peer.output)
+    def _printed(self, client: Client) -> None:
+        if not client.leash.drain(self.limits.output):
+            self.selector.unregister(client.leash.output)
 
-    def _ended(self, peer: Peer) -> None:
+    def _ended(self, client: Client) -> None:
         """A process is gone. Its last frames are read first."""
-        while peer.here and self.verdict is None:
-            before = peer.frames
-            self._hear(peer)
-            if peer.frames == before:
+        while client.here and self.verdict is None:
+            before = client.frames
+            self._hear(client)
+            if client.frames == before:
                 break
-        if not peer.done and self.verdict is None:
-            at = "" if peer.where == "?" else f"; last seen at {peer.where}"
-            sentence = _death(peer.status) + at
-            self._fail(Failure(peer.rank, "died", time.monotonic(), sentence))
-            self._settle(peer, "ended")
+        if not client.done and self.verdict is None:
+            at = "" if client.where == "?" else f"; last seen at {client.where}"
+            sentence = _death(client.leash.status) + at
+            self._fail(Failure(client.rank, "died", time.monotonic(), sentence))
+            self._settle(client, "ended")
 
-    def _settle(self, peer: Peer, phase: str) -> None:
-        peer.phase = phase
-        self.watch.go_on(peer.rank, "raised" if phase == "ended" else phase)
+    def _settle(self, client: Client, phase: str) -> None:
+        client.phase = phase
+        self.watch.go_on(client.rank, "raised" if phase == "ended" else phase)
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
 
     # -- what a rank may say -----------------------------------------------------------------------
 
-    def _obey(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        peer.frames += 1
-        if peer.frames > self.limits.frames:
+    def _obey(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        client.frames += 1
+        if client.frames > self.limits.frames:
             raise Refused(f"sent more than {self.limits.frames} frames")
         try:
             kind = head.get("kind")
-            if kind not in self.KINDS or (body and kind not in ("call", "send", "result")):
+            if not (kind in OURS or kind in EXCHANGED) or (body and kind not in WITH_BODY):
                 raise Refused("sent a frame of no known kind")
-            if (peer.phase == "starting") != (kind == "ready"):
+            if (client.phase == "starting") != (kind == "ready"):
                 raise Refused("spoke out of turn")
-            self.KINDS[kind](self, peer, head, body)
+            if kind in EXCHANGED:
+                EXCHANGED[kind](self.exchange, client, head, body)
+            else:
+                OURS[kind](self, client, head, body)
         except (TypeError, ValueError, LookupError, AttributeError):  # a list for a word, say
             raise Refused("sent a frame that makes no sense") from None
 
-    def _ready(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        peer.phase = "running"
-        if any(other.phase == "starting" for other in self.peers):
+    def _ready(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        client.phase = "running"
+        if any(other.phase == "starting" for other in self.clients):
             return
-        self.origin = time.monotonic()
-        for other, (orders, inputs) in zip(self.peers, self.orders, strict=True):
+        self.exchange.begin()
+        for other, (orders, inputs) in zip(self.clients, self.orders, strict=True):
             self.watch.go_on(other.rank)
-            self._send(other, orders, [inputs])
+            self.exchange.send(other, orders, [inputs])
 
-    def _cell(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        peer.cell = count_of(head.get("index"), self.cells - 1)
+    def _cell(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        client.cell = count_of(head.get("index"), self.cells - 1)
 
-    def _at(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        peer.where = place(head.get("where"))
-        peer.asked = False
+    def _at(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        client.where = line_of_code(head.get("where"))
+        client.asked = False
 
-    def _span(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        name, now = clean(head.get("name"), 60), time.monotonic() - self.origin
+    def _span(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        name, now = clean(head.get("name"), 60), self.exchange.now()
         if head.get("edge") == "begin":
-            peer.begun[name].append(now)
-        elif peer.begun[name]:
-            peer.spans.append(Span(peer.rank, name, peer.begun[name].pop(), now))
+            client.begun[name].append(now)
+        elif client.begun[name]:
+            client.spans.append(Span(client.rank, name, client.begun[name].pop(), now))
         else:
             raise Refused("ended a span that it had not begun")
 
-    def _wait(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
+    def _wait(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
         number = count_of(head.get("id"))
-        if number in peer.open:
-            peer.waits = number
-            self.watch.wait(peer.rank, head.get("sure") is True, **peer.open[number])
+        if number in client.open:
+            client.waits = number
+            self.watch.wait(client.rank, head.get("sure") is True, **client.open[number])
 
-    def _go(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        peer.waits = None
-        self.watch.go_on(peer.rank)
+    def _go(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        client.waits = None
+        self.watch.go_on(client.rank)
 
-    def _result(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        if peer.done:
+    def _result(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        if client.done:
             raise Refused("sent a second result")
-        peer.result = bytes(body)
-        self._settle(peer, "returned")
-        self._hold(peer, len(body))
+        client.result = bytes(body)
+        self._settle(client, "returned")
+        self.exchange.hold(client, len(body))
 
-    def _raised(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        if peer.done:
+    def _raised(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        if client.done:
             raise Refused("sent a second result")
         told = {
             "type": clean(head.get("type"), 60),
             "summary": clean(head.get("summary"), 300),
             "messages": [clean(head.get("message"), 300)],
-            "where": None if head.get("where") is None else place(head["where"]),
+            "where": None if head.get("where") is None else line_of_code(head["where"]),
             "traceback": "",
         }
-        failure = from_exception(peer.rank, time.monotonic(), told)
+        failure = from_exception(client.rank, time.monotonic(), told)
         failure.kind = "unsolved" if told["type"] == "NotImplementedError" else "raised"
         failure.consequence = False
         self._fail(failure)
-        self._settle(peer, "raised")
+        self._settle(client, "raised")
 
     # -- judging -----------------------------------------------------------------------------------
 
@@ -243,17 +259,17 @@ class Broker(Exchange):
         if self.verdict is not None:
             return
         if self.failures:
-            if now > self.failures[0].at + GRACE or all(peer.done for peer in self.peers):
+            if now > self.failures[0].at + GRACE or all(client.done for client in self.clients):
                 self._blame(root_cause(self.failures))
-        elif all(peer.phase == "returned" for peer in self.peers):
-            self.verdict = ("ok", "", None)
-        elif not self.origin:
+        elif all(client.phase == "returned" for client in self.clients):
+            self.ruling = ("ok", "", None)
+        elif not self.exchange.origin:
             if now > self.began + self.limits.start:
                 raise NoRanks(f"no ranks were there after {self.limits.start:g} s")
-        elif now > self.origin + self.timeout:
+        elif now > self.exchange.origin + self.timeout:
             self._late(now)
         elif (stall := self.watch.stall(set())) is not None:
-            self.verdict = ("stuck", stall.sentence, stall.rank)
+            self.ruling = ("stuck", stall.sentence, stall.rank)
         elif now > self.looked + LOOK:
             self.looked = now
             self._look_at_memory()
@@ -264,25 +280,25 @@ class Broker(Exchange):
         if root.kind == "unsolved":
             sentence = "not attempted yet"
         else:
-            place = f" at {root.where}" if root.where and root.where not in root.sentence else ""
+            at = f" at {root.where}" if root.where and root.where not in root.sentence else ""
             said = (
                 root.sentence.replace("was killed", "were killed") if root.also else root.sentence
             )
-            sentence = f"{who} {said}{place}"
-        self.verdict = (root.kind, sentence, root.rank)
+            sentence = f"{who} {said}{at}"
+        self.ruling = (root.kind, sentence, root.rank)
 
     def _late(self, now: float) -> None:
         """Time is up: ask everyone where they are, then say whom to look at first."""
-        here = [peer for peer in self.peers if not peer.done]
+        here = [client for client in self.clients if not client.done]
         if not self.asked_at:
             self.asked_at = now
-            for peer in here:
-                peer.asked = True
-                self._send(peer, {"kind": "ask"}, [])
-        if any(peer.asked for peer in here) and now < self.asked_at + 2 * GRACE:
+            for client in here:
+                client.asked = True
+                self.exchange.send(client, {"kind": "ask"}, [])
+        if any(client.asked for client in here) and now < self.asked_at + 2 * GRACE:
             return
-        busy = [peer for peer in here if peer.waits is None]
-        returned = [peer for peer in self.peers if peer.phase == "returned"]
+        busy = [client for client in here if client.waits is None]
+        returned = [client for client in self.clients if client.phase == "returned"]
         first = [*busy, *returned, *here][0]
         words = self.watch.describe(first.rank)
         if words == "is running":
@@ -291,28 +307,28 @@ class Broker(Exchange):
             f"the job did not end within timeout={self.timeout:g} s. "
             f"Look first at rank {first.rank}: it {words}"
         )
-        self.verdict = ("stuck", sentence, first.rank)
+        self.ruling = ("stuck", sentence, first.rank)
 
     def _look_at_memory(self) -> None:
-        for peer in self.peers:
-            if peer.pid is not None and not peer.done:
-                used = memory(peer.pid, self.limits.memory)
+        for client in self.clients:
+            if client.leash.pid is not None and not client.done:
+                used = memory(client.leash.pid, self.limits.memory)
                 if used > self.limits.memory:
                     most = self.limits.memory // MIB
-                    sentence = f"used more than {most} MiB of memory; last seen at {peer.where}"
-                    self.verdict = ("died", f"rank {peer.rank} {sentence}", peer.rank)
+                    sentence = f"used more than {most} MiB of memory; last seen at {client.where}"
+                    self.ruling = ("died", f"rank {client.rank} {sentence}", client.rank)
 
     def _ending(self) -> Ending:
         outcome, sentence, rank = self.verdict
-        cell = None if rank is None else self.peers[rank].cell
+        cell = None if rank is None else self.clients[rank].cell
         if outcome not in ("stuck", "died") or cell == self.cells - 1:
             cell = None
         return Ending(
             outcome,
             CELL.sub(r"\1, line \2", sentence),
-            [peer.result for peer in self.peers] if outcome == "ok" else [],
-            [record for peer in self.peers for record in records(peer)],
-            [span for peer in self.peers for span in peer.spans],
+            [client.result for client in self.clients] if outcome == "ok" else [],
+            [record for client in self.clients for record in records(client)],
+            [span for client in self.clients for span in client.spans],
             cell,
         )
 
@@ -320,22 +336,27 @@ class Broker(Exchange):
 
     def _end(self) -> None:
         self.selector.close()
-        leash.let_go(self.peers)
+        let_go([client.leash for client in self.clients])
 
-    KINDS = {  # noqa: RUF012 (the table of this class, never changed)
-        "ready": _ready,
-        "cell": _cell,
-        "at": _at,
-        "span": _span,
-        "join": Exchange._join,
-        "wait": _wait,
-        "go": _go,
-        "call": Exchange._call,
-        "send": Exchange._message,
-        "recv": Exchange._message,
-        "result": _result,
-        "raised": _raised,
-    }
+
+# What a rank may say -> who hears it.
+OURS = {
+    "ready": Broker._ready,
+    "cell": Broker._cell,
+    "at": Broker._at,
+    "span": Broker._span,
+    "wait": Broker._wait,
+    "go": Broker._go,
+    "result": Broker._result,
+    "raised": Broker._raised,
+}
+EXCHANGED = {
+    "join": Exchange.join,
+    "call": Exchange.call,
+    "send": Exchange.message,
+    "recv": Exchange.message,
+}
+WITH_BODY = ("call", "send", "result")
 
 
 def _death(status: int) -> str:

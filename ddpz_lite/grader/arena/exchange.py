@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...wire import Network
 from ...wire.shaping import Transfer
+from ..sandbox.frames import DTYPES, Refused
 from ..sandbox.limits import Limits
 from . import perform
-from .frames import DTYPES, Refused, frame
-from .peer import Entry, Group, Message, Peer, place
+from .client import Client, Entry, Group, Message, line_of_code
 from .perform import Asked, Gathering, count_of
 from .watch import COLLECTIVE, KINDS, Watch
 
@@ -27,81 +26,87 @@ GROUPS = 64  # process groups of a case
 
 
 class Exchange:
-    """The ranks' calls, and the answers that they wait for."""
+    """The ranks' calls, and the answers that they wait for.
 
-    def __init__(self, peers: Sequence[Peer], limits: Limits, network: Network | None) -> None:
-        self.peers, self.limits, self.network = peers, limits, network
-        self.world = len(peers)
+    It knows nothing of processes, cells or results: those are the broker's. `verdict` says why the
+    case cannot go on, once it cannot; `origin` is time.monotonic() when all ranks were there.
+    """
+
+    def __init__(self, clients: Sequence[Client], limits: Limits, network: Network | None) -> None:
+        self.clients, self.limits, self.network = clients, limits, network
+        self.world = len(clients)
         self.watch = Watch(self.world)
-        self.groups: dict[str, Group] = {}
+        self._groups: dict[str, Group] = {}
         self.verdict: tuple[str, str, int | None] | None = None  # outcome, sentence, rank
         self.origin = 0.0  # time.monotonic() when all ranks were there
-        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._tickets = itertools.count()
-        self.selector = selectors.DefaultSelector()
 
-    def _join(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
+    def join(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        """A rank says that it is in a group. Raises Refused."""
         name, ranks = head.get("group"), head.get("ranks")
         if not isinstance(name, str) or not isinstance(ranks, list) or len(name) > 200:
             raise Refused("joined a group that makes no sense")
         members = tuple(count_of(rank, self.world - 1) for rank in ranks)
-        if len(set(members)) != len(members) or peer.rank not in members:
+        if len(set(members)) != len(members) or client.rank not in members:
             raise Refused("joined a group that makes no sense")
-        known = self.groups.get(name)
+        known = self._groups.get(name)
         if known is None:
-            if len(self.groups) >= GROUPS:
+            if len(self._groups) >= GROUPS:
                 raise Refused(f"made more than {GROUPS} process groups")
-            self.groups[name] = Group(self.watch.add_group(name, members), members)
+            self._groups[name] = Group(self.watch.add_group(name, members), members)
         elif known.ranks != members:
             self._mismatch(
-                f"rank {peer.rank} made a group of ranks {list(members)} where another rank made "
+                f"rank {client.rank} made a group of ranks {list(members)} where another rank made "
                 f"one of ranks {list(known.ranks)}",
-                peer.rank,
+                client.rank,
             )
 
     # -- collectives -------------------------------------------------------------------------------
 
-    def _member(self, peer: Peer, head: dict[str, Any]) -> tuple[Group, int]:
+    def _member(self, client: Client, head: dict[str, Any]) -> tuple[Group, int]:
         """The group of a call and the rank's place in it."""
-        group = self.groups.get(head.get("group")) if isinstance(head.get("group"), str) else None
-        if group is None or peer.rank not in group.ranks:
+        group = self._groups.get(head.get("group")) if isinstance(head.get("group"), str) else None
+        if group is None or client.rank not in group.ranks:
             raise Refused("called a group that it is not in")
-        if len(peer.entries) >= self.limits.calls:
+        if len(client.entries) >= self.limits.calls:
             raise Refused(f"made more than {self.limits.calls} calls")
-        return group, group.ranks.index(peer.rank)
+        return group, group.ranks.index(client.rank)
 
-    def _call(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        """A rank's part in a collective: note it, compare it, and do what can be done now."""
-        group, me = self._member(peer, head)
+    def call(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        """A rank's part in a collective: note it, compare it, and do what can be done now. Raises
+        Refused.
+        """
+        group, me = self._member(client, head)
         size = len(group.ranks)
         asked = perform.read(head, body, me, size)
-        asked.where = place(asked.where)
-        asked.arrival = peer.link.arrive("both") if self.network else time.monotonic()
+        asked.where = line_of_code(asked.where)
+        asked.arrival = client.link.arrive("both") if self.network else time.monotonic()
         parts = (*asked.parts, *asked.expects) if asked.op == "all_to_all" else ()
-        number = self.watch.issue(peer.rank, group.index, parts)
+        number = self.watch.issue(client.rank, group.index, parts)
         root = None if asked.root is None else group.ranks[asked.root]
         asked.entry = Entry(
             asked.op,
             asked.dtype,
             asked.elements,
             perform.price(asked, me, size).sent,
-            self._now(),
+            self.now(),
             asked.where,
             group.ranks,
             root,
             number,
         )
-        peer.entries.append(asked.entry)
-        self._open(peer, asked.number, COLLECTIVE, asked.op, group, number, asked.where, root)
+        client.entries.append(asked.entry)
+        self._open(client, asked.number, COLLECTIVE, asked.op, group, number, asked.where, root)
         gathering = group.gatherings[number]
-        if self._differs(peer, asked, group, gathering, number):
+        if self._differs(client, asked, group, gathering, number):
             return
         gathering.calls[me] = asked
-        self._hold(peer, len(body))
+        self.hold(client, len(body))
         self._go_through(group, gathering, number)
 
     def _differs(
-        self, peer: Peer, asked: Asked, group: Group, gathering: Gathering, number: int
+        self, client: Client, asked: Asked, group: Group, gathering: Gathering, number: int
     ) -> bool:
         """Whether this call cannot belong to those of the others; then the case is over."""
         for other, theirs in sorted(gathering.calls.items()):
@@ -110,12 +115,12 @@ class Exchange:
                 self._mismatch(
                     "the ranks of a group must make the same calls in the same order, but call "
                     f"#{number} of group ({names}) differs:\n"
-                    f"  rank {peer.rank} calls {asked.says} at {asked.where}\n"
+                    f"  rank {client.rank} calls {asked.says} at {asked.where}\n"
                     f"  rank {group.ranks[other]} called {theirs.says} at {theirs.where}",
-                    peer.rank,
+                    client.rank,
                 )
                 return True
-        me = group.ranks.index(peer.rank)
+        me = group.ranks.index(client.rank)
         if (pair := perform.misfit({**gathering.calls, me: asked})) is None:
             return False
         calls = {**gathering.calls, me: asked}
@@ -125,7 +130,7 @@ class Exchange:
             f"  rank {group.ranks[sender]} at {mine.where} sends {mine.parts[taker]} elements to "
             f"rank {group.ranks[taker]}\n"
             f"  rank {group.ranks[taker]} at {theirs.where} expects {theirs.expects[sender]} of it",
-            peer.rank,
+            client.rank,
         )
         return True
 
@@ -141,15 +146,15 @@ class Exchange:
                 pieces = perform.answer(gathering, me, size)
             except (RuntimeError, NotImplementedError):
                 raise Refused(f"asked for {asked.reduce} of {asked.dtype} elements") from None
-            self._finish(self.peers[group.ranks[me]], group, me, asked, gathering, pieces)
+            self._finish(self.clients[group.ranks[me]], group, me, asked, gathering, pieces)
         if len(gathering.left) == size:
             del group.gatherings[number]
             for me, asked in gathering.calls.items():
-                self.peers[group.ranks[me]].held -= len(asked.body)
+                self.clients[group.ranks[me]].held -= len(asked.body)
 
     def _finish(
         self,
-        peer: Peer,
+        client: Client,
         group: Group,
         me: int,
         asked: Asked,
@@ -158,20 +163,20 @@ class Exchange:
     ) -> None:
         """Answer at once, or when the slower network would have."""
         if self.network is None:
-            self._answer(peer, asked.number, asked.entry, pieces)
+            self._answer(client, asked.number, asked.entry, pieces)
             return
         ready = max(call.arrival for call in gathering.calls.values())
         latency, bandwidth = self.network.link(group.ranks, self.world)
         price = perform.price(asked, me, len(group.ranks))
         seconds = price.steps * latency + price.path / bandwidth
-        self._later(peer, Transfer(lambda _: ready, 0.0, seconds, "both"), asked, pieces)
+        self._later(client, Transfer(lambda _: ready, 0.0, seconds, "both"), asked, pieces)
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _message(self, peer: Peer, head: dict[str, Any], body: bytearray) -> None:
-        """One end of a send or recv; both go on when both are there."""
+    def message(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
+        """One end of a send or recv; both go on when both are there. Raises Refused."""
         op = head["kind"]
-        group, _ = self._member(peer, head)
+        group, _ = self._member(client, head)
         dtype, elements, tag = head.get("dtype"), count_of(head.get("elements")), head.get("tag")
         if dtype not in DTYPES or type(tag) is not int or abs(tag) > 1 << 31:
             raise Refused(f"sent a {op} that makes no sense")
@@ -181,31 +186,31 @@ class Exchange:
         end = head.get("peer")
         anyone = end == -1 and op == "recv"
         other = -1 if anyone else group.ranks[count_of(end, len(group.ranks) - 1)]
-        where, started = place(head.get("where")), self._now()
+        where, started = line_of_code(head.get("where")), self.now()
         sent = nbytes if op == "send" else 0
         entry = Entry(
             op, dtype, elements, sent, started, where, group.ranks, None if anyone else other, None
         )
-        peer.entries.append(entry)
-        number = self.watch.announce(peer.rank, group.index, op, other, tag)
+        client.entries.append(entry)
+        number = self.watch.announce(client.rank, group.index, op, other, tag)
         mine = count_of(head.get("id"))
-        self._open(peer, mine, KINDS[op], op, group, number, where, other, tag)
-        self._hold(peer, len(body))
-        arrival = self._depart(peer, op, nbytes, (peer.rank, other))
-        message = Message(peer.rank, mine, nbytes, body, other, arrival, where, entry)
+        self._open(client, mine, KINDS[op], op, group, number, where, other, tag)
+        self.hold(client, len(body))
+        arrival = self._depart(client, op, nbytes, (client.rank, other))
+        message = Message(client.rank, mine, nbytes, body, other, arrival, where, entry)
         if op == "send":
-            group.sends[peer.rank, other, tag].append(message)
+            group.sends[client.rank, other, tag].append(message)
         else:
-            group.receives[peer.rank, tag].append(message)
-        self._match(group, other if op == "send" else peer.rank, tag)
+            group.receives[client.rank, tag].append(message)
+        self._match(group, other if op == "send" else client.rank, tag)
 
-    def _depart(self, peer: Peer, op: str, nbytes: int, ends: tuple[int, int]) -> float:
+    def _depart(self, client: Client, op: str, nbytes: int, ends: tuple[int, int]) -> float:
         if self.network is None:
             return time.monotonic()
         if op == "recv":
-            return peer.link.arrive("in")
+            return client.link.arrive("in")
         _, bandwidth = self.network.link(ends, self.world)
-        return peer.link.depart(nbytes / bandwidth)
+        return client.link.depart(nbytes / bandwidth)
 
     def _match(self, group: Group, taker: int, tag: int) -> None:
         """Pair what this rank waits to receive with what was sent to it, in order."""
@@ -225,7 +230,7 @@ class Exchange:
                 return
 
     def _pass_on(self, group: Group, send: Message, receive: Message) -> None:
-        sender, taker = self.peers[send.rank], self.peers[receive.rank]
+        sender, taker = self.clients[send.rank], self.clients[receive.rank]
         if send.nbytes != receive.nbytes:
             self._mismatch(
                 f"rank {send.rank} sends {send.nbytes} bytes to rank {receive.rank} at "
@@ -242,18 +247,18 @@ class Exchange:
             return
         at = max(send.arrival, receive.arrival)
         latency, bandwidth = self.network.link((send.rank, receive.rank), self.world)
-        for peer, way, message, pieces, origin in (
+        for client, way, message, pieces, origin in (
             (sender, "booked", send, [], -1),
             (taker, "in", receive, [send.body], source),
         ):
             transfer = Transfer(lambda _: at, latency, send.nbytes / bandwidth, way)
-            self._later(peer, transfer, message, pieces, origin)
+            self._later(client, transfer, message, pieces, origin)
 
     # -- answers -----------------------------------------------------------------------------------
 
     def _open(
         self,
-        peer: Peer,
+        client: Client,
         number: int,
         kind: int,
         op: str,
@@ -264,9 +269,9 @@ class Exchange:
         tag: int = 0,
     ) -> None:
         """Remember where a rank would wait, should it wait for this."""
-        if number in peer.open:
+        if number in client.open:
             raise Refused("used a number twice")
-        peer.open[number] = {
+        client.open[number] = {
             "kind": kind,
             "op": op,
             "index": group.index,
@@ -276,15 +281,16 @@ class Exchange:
             "where": where,
         }
 
-    def _hold(self, peer: Peer, nbytes: int) -> None:
-        peer.held += nbytes
+    def hold(self, client: Client, nbytes: int) -> None:
+        """Count what a rank sent and others have not taken yet."""
+        client.held += nbytes
         self._weigh()
 
     def _weigh(self) -> None:
         """End the case where its ranks, all together, have more under way than they may."""
         most = self.limits.waiting
-        if self.verdict is None and sum(peer.held + peer.coming for peer in self.peers) > most:
-            worst = max(self.peers, key=lambda peer: max(peer.held, peer.coming))
+        if self.verdict is None and sum(one.held + one.coming for one in self.clients) > most:
+            worst = max(self.clients, key=lambda one: max(one.held, one.coming))
             if worst.coming > worst.held:
                 sentence = f"rank {worst.rank} takes nothing of what is sent"
             else:
@@ -293,7 +299,7 @@ class Exchange:
 
     def _later(
         self,
-        peer: Peer,
+        client: Client,
         transfer: Transfer,
         asked: Asked | Message,
         pieces: Sequence[Any],
@@ -301,59 +307,44 @@ class Exchange:
     ) -> None:
         """Answer when the slower network would have."""
         size = sum(memoryview(piece).nbytes for piece in pieces)
-        peer.coming += size
+        client.coming += size
 
         def give() -> None:
-            peer.coming -= size
-            self._answer(peer, asked.number, asked.entry, pieces, source)
+            client.coming -= size
+            self._answer(client, asked.number, asked.entry, pieces, source)
 
-        peer.link.add(transfer)
-        heapq.heappush(self.due, (peer.link.settle(transfer), next(self._tickets), give))
+        client.link.add(transfer)
+        heapq.heappush(self._due, (client.link.settle(transfer), next(self._tickets), give))
 
     def _answer(
-        self, peer: Peer, number: int, entry: Entry, pieces: Sequence[Any], source: int = -1
+        self, client: Client, number: int, entry: Entry, pieces: Sequence[Any], source: int = -1
     ) -> None:
         """The operation is over for this rank."""
-        entry.finished = self._now()
-        peer.open.pop(number, None)
-        if peer.waits == number:
-            peer.waits = None
-            self.watch.go_on(peer.rank)
+        entry.finished = self.now()
+        client.open.pop(number, None)
+        if client.waits == number:
+            client.waits = None
+            self.watch.go_on(client.rank)
         head = {"kind": "done", "id": number}
-        self._send(peer, head if source < 0 else {**head, "source": source}, pieces)
+        self.send(client, head if source < 0 else {**head, "source": source}, pieces)
 
-    def _send(self, peer: Peer, head: dict[str, Any], pieces: Sequence[Any]) -> None:
-        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        size = sum(view.nbytes for view in views)
-        start = memoryview(frame(head, size))
-        peer.out.extend((start, *views))
-        peer.coming += start.nbytes + size
-        self._flush(peer)
+    def send(self, client: Client, head: dict[str, Any], pieces: Sequence[Any] = ()) -> None:
+        """Put a frame on the way to a rank, as long as the case may have so much under way."""
+        client.send(head, pieces)
         self._weigh()
 
-    def _flush(self, peer: Peer) -> None:
-        """Write what the socket takes now; the rest when it takes more."""
-        try:
-            while peer.out and peer.here:
-                view = peer.out[0]
-                sent = peer.inbox.sock.send(view)
-                peer.coming -= sent
-                if sent == view.nbytes:
-                    peer.out.popleft()
-                else:
-                    peer.out[0] = view[sent:]
-        except BlockingIOError:
-            pass
-        except OSError:  # the rank is gone; its keeper will say so
-            peer.coming -= sum(view.nbytes for view in peer.out)
-            peer.out.clear()
-        if peer.here:
-            sock = peer.inbox.sock
-            writes = selectors.EVENT_WRITE if peer.out else 0
-            handler = self.selector.get_key(sock).data
-            self.selector.modify(sock, selectors.EVENT_READ | writes, handler)
+    def give_due(self) -> float | None:
+        """Send the answers whose time has come; seconds until the next one's."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
 
-    def _now(self) -> float:
+    def begin(self) -> None:
+        """All ranks are there: the clock of the ledger starts."""
+        self.origin = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since all ranks were there: the clock of the ledger."""
         return time.monotonic() - self.origin
 
     def _mismatch(self, sentence: str, rank: int) -> None:

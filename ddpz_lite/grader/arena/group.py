@@ -1,8 +1,8 @@
 """The rank's side: a process group whose every operation is a frame to the broker.
 
-It has torch's names from the wire's group (`wire.group`): each of them ends in `_collective` or
-`_message`, which here put the inputs into one frame and leave a `Sent` behind. A thread takes what
-comes back, writes it into the outputs, and wakes who waits.
+It has torch's names from where the wire's group has them (`wire.group.TorchNames`): each of them
+ends in `_collective` or `_message`, which here put the inputs into one frame and leave a `Sent`
+behind. A thread takes what comes back, writes it into the outputs, and wakes who waits.
 
 Only CPU tensors travel. What this file says about itself to the broker is a claim: the broker
 counts what arrives.
@@ -28,7 +28,7 @@ from ...wire import call as calls
 from ...wire import group as wired
 from ...wire.call import Call
 from ...wire.work import FOREVER, Waiters
-from .frames import DTYPES, Channel
+from ..sandbox.frames import DTYPES, FrameSocket
 
 BEAT = 0.2  # seconds between two notes of where the main thread is
 SPIN = 0.002  # seconds that a wait may take before the broker is told of it
@@ -38,8 +38,8 @@ Tensors = Sequence[torch.Tensor]
 class Line:
     """This rank's line to the broker."""
 
-    def __init__(self, channel: Channel, sock: socket.socket) -> None:
-        self.channel, self._sock = channel, sock
+    def __init__(self, frames: FrameSocket, sock: socket.socket) -> None:
+        self.frames, self._sock = frames, sock
         self._open: dict[int, Sent] = {}  # by number, until the broker has answered
         self._next = 0
         self._order = threading.Lock()
@@ -60,33 +60,33 @@ class Line:
         with self._order:  # numbers rise in the order in which frames are sent
             self._next += 1
             sent = self._open[self._next] = Sent(self, self._next, outputs)
-            self.channel.send({**head, "id": self._next, "where": where}, *bodies)
+            self.frames.send({**head, "id": self._next, "where": where}, *bodies)
         return sent
 
     def tell_wait(self, number: int, bounded: bool) -> None:
         """The main thread waits; sure: nothing else of this process can move it on."""
         if threading.get_ident() == self.main:
             sure = not bounded and threading.active_count() <= 1 + self._own
-            self.channel.send({"kind": "wait", "id": number, "sure": sure})
+            self.frames.send({"kind": "wait", "id": number, "sure": sure})
 
     def tell_go_on(self) -> None:
         """The main thread waited with a limit, and the limit is over."""
         if threading.get_ident() == self.main:
-            self.channel.send({"kind": "go"})
+            self.frames.send({"kind": "go"})
 
-    def tell_place(self) -> None:
+    def tell_where(self) -> None:
         """Say which line of the learner's the main thread is in."""
         where = callsite.of_frame(sys._current_frames().get(self.main))
-        self.channel.send({"kind": "at", "where": where or callsite.UNKNOWN})
+        self.frames.send({"kind": "at", "where": where or callsite.UNKNOWN})
 
     def _listen(self) -> None:
         try:
             while True:
-                head, body = self.channel.receive()
+                head, body = self.frames.receive()
                 if head["kind"] == "done":
                     self._open.pop(head["id"]).arrived(body, head.get("source", -1))
                 elif head["kind"] == "ask":
-                    self.tell_place()
+                    self.tell_where()
                 elif head["kind"] == "bye":
                     self.over.set()
         except (EOFError, OSError):
@@ -95,7 +95,7 @@ class Line:
     def _beat(self) -> None:
         try:
             while not self.over.wait(BEAT):
-                self.tell_place()
+                self.tell_where()
         except OSError:
             return
 
@@ -171,13 +171,16 @@ class Sent(Work):
     _source_rank = source_rank
 
 
-class BrokerGroup(wired.WireGroup):
+class BrokerGroup(wired.TorchNames, ProcessGroup):
     """A process group at the other end of which the broker sits."""
 
     def __init__(self, store: Any, rank: int, ranks: tuple[int, ...], name: str, line: Line):
         ProcessGroup.__init__(self, rank, len(ranks))
-        self._store, self.ranks, self.devices, self._me = store, ranks, {"cpu": "gloo"}, rank
-        self._name, self._line, self._calls = name, line, {}
+        self.ranks, self.devices, self._me, self._calls = ranks, {"cpu": "gloo"}, rank, {}
+        self._store, self._name, self._line = store, name, line
+
+    def get_group_store(self) -> Any:
+        return self._store
 
     def _collective(
         self,
@@ -238,7 +241,7 @@ def join(line: Line, rank: int, world: int) -> None:
 
     def create(options: Any, _: Any) -> BrokerGroup:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        line.channel.send({"kind": "join", "group": options.group_id, "ranks": ranks})
+        line.frames.send({"kind": "join", "group": options.group_id, "ranks": ranks})
         group = BrokerGroup(options.store, options.group_rank, ranks, options.group_id, line)
         group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         hollow = FakeProcessGroup._create_internal(options.group_rank, options.group_size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...wire import cost
-from .frames import DTYPES, Refused, clean
+from ..sandbox.frames import DTYPES, Refused, clean
 
 OPS = {
     "all_reduce",

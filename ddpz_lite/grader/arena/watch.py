@@ -50,9 +50,9 @@ class Watch(Reading):
     def announce(self, rank: int, index: int, op: str, peer: int, tag: int) -> int:
         """Count a message on this rank's side of its channel; its number."""
         ends = (rank, peer) if op == "send" else (peer, rank)
-        place = rank, digest(self._groups[index][0], op, *ends, tag)
-        number = self._messages.get(place, 0)
-        self._messages[place] = number + 1
+        side = rank, digest(self._groups[index][0], op, *ends, tag)
+        number = self._messages.get(side, 0)
+        self._messages[side] = number + 1
         return number
 
     def wait(self, rank: int, sure: bool, **at: object) -> None:

@@ -1,1 +1,1 @@
-"""The place that a rank is shut into: namespaces, limits, and what of the package it may see."""
+"""What a process is shut into: its walls, what it sees of the package, its limits, its end."""

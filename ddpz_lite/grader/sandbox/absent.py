@@ -1,4 +1,4 @@
-"""Lies in the sandbox in the place of each strategy of this library, and of what those are made of.
+"""Lies in the sandbox in the stead of what a task asks to build: each strategy of this library.
 
 Every name can be imported from it, so that modules which import one of them can be had; what is
 called raises.

@@ -10,69 +10,81 @@ import socket
 import time
 from collections.abc import Sequence
 
-from ..arena.peer import Peer
-
 LEAVE = 5.0  # seconds for killed processes to be gone
+CHUNK = 1 << 16  # bytes taken at a time
 
 
 class NoRanks(RuntimeError):
     """A sandbox could not be started: the machine's trouble, not the answer's."""
 
 
-def news(peer: Peer) -> bool:
-    """Hear the keeper: the process, or why it could not be made. True once it says how that ended.
+class Leash:
+    """One sandbox, as the grader holds it.
 
-    Raises NoRanks.
+    line: the socket to what runs inside; control: to its keeper, who ends all of it when this end
+    is closed; output: what is printed inside. See `server`.
     """
-    try:
-        raw = peer.leash.recv(1 << 16)
-    except ConnectionError:
-        raw = b""
-    peer.leashed = bool(raw)
-    ended = False
-    for line in raw.splitlines():
-        told = json.loads(line)  # a keeper is ours
-        peer.pid, peer.keeper = told.get("pid", peer.pid), told.get("keeper", peer.keeper)
-        if "error" in told:
-            raise NoRanks(f"a rank could not be shut in: {told['error']}")
-        if "status" in told:
-            peer.status, ended = told["status"], True
-    return ended
+
+    def __init__(self, line: socket.socket, control: socket.socket, output: socket.socket) -> None:
+        self.line, self.control, self.output = line, control, output
+        for sock in (line, control, output):
+            sock.setblocking(False)
+        self.held = True  # its keeper has not said the last word
+        self.pid: int | None = None  # of the first process inside, as seen from here
+        self.keeper: int | None = None
+        self.status: int | None = None  # how that process ended
+        self.printed = b""
+
+    def hear(self) -> bool:
+        """Hear the keeper: the process, or why it could not be made. True once it says how that
+        ended. Raises NoRanks.
+        """
+        raw = _take(self.control)
+        self.held = bool(raw)
+        ended = False
+        for line in raw.splitlines():
+            told = json.loads(line)  # a keeper is ours
+            self.pid, self.keeper = told.get("pid", self.pid), told.get("keeper", self.keeper)
+            if "error" in told:
+                raise NoRanks(f"a rank could not be shut in: {told['error']}")
+            if "status" in told:
+                self.status, ended = told["status"], True
+        return ended
+
+    def drain(self, most: int) -> bool:
+        """Take what was printed, and keep the first `most` bytes of all; False at its end."""
+        raw = _take(self.output)
+        self.printed += raw[: max(0, most - len(self.printed))]
+        return bool(raw)
+
+    def await_keeper(self, deadline: float) -> None:
+        """Until it has closed its end; one that was stopped by its own rank is ended from here."""
+        while self.held:
+            self.control.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                self.held = bool(_take(self.control))
+            except TimeoutError:
+                for pid in filter(None, (self.pid, self.keeper)):
+                    with contextlib.suppress(ProcessLookupError):  # buried by a keeper that is slow
+                        os.kill(pid, signal.SIGKILL)
+                self.held = False
 
 
-def printed(peer: Peer, most: int) -> bool:
-    """Take what was printed, and keep the first `most` bytes of all; False at its end."""
-    try:
-        raw = peer.output.recv(1 << 16)
-    except ConnectionError:
-        raw = b""
-    peer.printed += raw[: max(0, most - len(peer.printed))]
-    return bool(raw)
-
-
-def let_go(peers: Sequence[Peer]) -> None:
-    """Let go of the leashes, and wait until the keepers have buried what was on them."""
-    for peer in peers:
+def let_go(leashes: Sequence[Leash]) -> None:
+    """Let go of them, and wait until the keepers have buried what was on them."""
+    for leash in leashes:
         with contextlib.suppress(OSError):
-            peer.leash.shutdown(socket.SHUT_WR)
+            leash.control.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + LEAVE
-    for peer in peers:
-        _await_keeper(peer, deadline)
-    for peer in peers:
-        for sock in (peer.inbox.sock, peer.leash, peer.output):
+    for leash in leashes:
+        leash.await_keeper(deadline)
+        for sock in (leash.line, leash.control, leash.output):
             sock.close()
 
 
-def _await_keeper(peer: Peer, deadline: float) -> None:
-    """Until it has closed its end; one that was stopped by its own rank is ended from here."""
-    while peer.leashed:
-        peer.leash.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            peer.leashed = bool(peer.leash.recv(1 << 16))
-        except ConnectionError:
-            peer.leashed = False
-        except TimeoutError:
-            for pid in filter(None, (peer.pid, peer.keeper)):
-                with contextlib.suppress(ProcessLookupError):  # buried by a keeper that is slow
-                    os.kill(pid, signal.SIGKILL)
-            peer.leashed = False
+def _take(sock: socket.socket) -> bytes:
+    """What is there; nothing where the other end is gone."""
+    try:
+        return sock.recv(CHUNK)
+    except ConnectionError:
+        return b""

@@ -1,10 +1,10 @@
-"""A place where a process can compute, and do nothing else.
+"""Walls between which a process can compute, and do nothing else.
 
 `separate` gives the processes that will be forked next namespaces of their own: pid, mount, ipc,
 uts, network (with nothing in it but a loopback, which is down), and a user namespace where this is
 not root. `enter`, in the forked process, builds a root folder out of what Python and torch need,
 read only, with two small folders in memory to write to, moves there, gives up every right, and sets
-the limits. What is different for a rank and for a whole notebook, its `Place` says. `confine` sets
+the limits. What is different for a rank and for a whole notebook, a `Profile` says. `confine` sets
 the limits alone, for machines where the rest cannot be had.
 
 Nothing of this file imports torch: `python -m ddpz_lite.grader.sandbox.walls` tries it out.
@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,38 +42,43 @@ CAP_SYS_ADMIN, LAST_CAP = 21, 63
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 PACKAGE = Path(__file__).absolute().parents[2]  # ddpz_lite/, as modules know it
-TASKS = sorted(path.name for path in (PACKAGE / "tasks").glob("lesson*"))
-JUDGING = ("grader", *(f"tasks/{name}/__pycache__" for name in TASKS))
-JUDGES = tuple(f"tasks/{name}/judge.py" for name in TASKS)
-# the strategies and what they are made of; their place is taken by ABSENT
-STRATEGIES = (
-    *(f"strategies/{path.name}" for path in sorted((PACKAGE / "strategies").glob("[a-z]*.py"))),
-    "data/sampler.py",
-)
 ABSENT = Path(__file__).absolute().with_name("absent.py")
+# What a rank sees of the package, from its top: a file, a folder with all that is in it, or a
+# pattern. A room, or a file of a judging room, that is not named here is not there.
+SHOWN = (
+    "__init__.py",
+    *("callsite.py", "placement.py", "model.py", "data"),
+    *("wire", "launcher", "strategies", "meter", "show"),
+    *(f"grade/{name}.py" for name in ("__init__", "data", "guard", "job", "task")),
+    *("tasks/__init__.py", "tasks/*/__init__.py", "tasks/*/job.py"),
+)
+# What a task that asks to build a strategy sees as ABSENT: every file in there, whoever adds it.
+READY_MADE = ("strategies", "data/sampler.py")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 
 
 @dataclass(frozen=True)
-class Place:
-    """What one kind of sandbox hides and allows."""
+class Profile:
+    """What one kind of sandbox runs, sees and may do."""
 
-    folders: tuple[str, ...] = ()  # of the package, that are empty inside
-    files: tuple[str, ...] = ()  # of the package, in whose place ABSENT is inside
+    inside: str  # the module whose `run(sock)` is called inside
+    whole: bool = False  # whether all of the package is seen, or what is SHOWN
+    absent: tuple[str, ...] = ()  # of what is SHOWN: folders and files in whose place ABSENT is
     python: bool = False  # whether Python can be started, as a program
     loopback: bool = False  # whether its processes reach each other over IPv4
     signs: bool = False  # whether they may see each other's locks on files, and the like
 
 
-PLACES = {
-    "rank": Place(JUDGING, JUDGES),
+GRADER = __package__.rpartition(".")[0]
+PROFILES = {
+    "rank": Profile(f"{GRADER}.arena.inside"),
     # for a task that asks to build a strategy: without the ready-made ones
-    "builder": Place(
-        (*JUDGING, "strategies/__pycache__", "data/__pycache__"), (*JUDGES, *STRATEGIES)
-    ),
+    "builder": Profile(f"{GRADER}.arena.inside", absent=READY_MADE),
     # a learner's notebook with its kernel, its fork server and its ranks: all of the package
-    "notebook": Place(python=True, loopback=True, signs=True),
+    "notebook": Profile(
+        f"{GRADER}.sandbox.notebook_inside", whole=True, python=True, loopback=True, signs=True
+    ),
 }
 
 
@@ -133,14 +139,14 @@ def separate(uid: int) -> None:
             file.write(text)
 
 
-def enter(uid: int, limits: Limits, seconds: float, place: Place) -> None:
+def enter(uid: int, limits: Limits, seconds: float, profile: Profile) -> None:
     """Shut this process in, after `separate` and a fork. Raises Unavailable."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # a machine out of memory ends this first
     held = _held()  # while there is a /proc for certain
-    _build_root(uid, limits, place)
+    _build_root(uid, limits, profile)
     socket.sethostname("rank")
-    if place.loopback:
+    if profile.loopback:
         _loopback_up()
     confine(limits, seconds, held, processes=limits.processes)
     for capability in range(LAST_CAP + 1):
@@ -148,7 +154,7 @@ def enter(uid: int, limits: Limits, seconds: float, place: Place) -> None:
     if os.geteuid() == 0:
         _change_user(uid)
     _give_up_rights()
-    refuse(LOOPBACK if place.loopback else UNIX, place.signs)
+    refuse(LOOPBACK if profile.loopback else UNIX, profile.signs)
 
 
 def _held() -> int:
@@ -194,8 +200,8 @@ def settle_without(uid: int, limits: Limits, seconds: float, folder: str) -> Non
 
 def _all_can_read(*paths: Path) -> bool:
     """Whether any user can reach these."""
-    places = {place for path in paths for place in (path, *path.parents)}
-    return all(place.stat().st_mode & 0o5 >= (5 if place.is_dir() else 4) for place in places)
+    way = {part for path in paths for part in (path, *path.parents)}
+    return all(part.stat().st_mode & 0o5 >= (5 if part.is_dir() else 4) for part in way)
 
 
 def adopt_orphans() -> None:
@@ -223,14 +229,13 @@ def end_group(pid: int) -> None:
 # -- the root folder -------------------------------------------------------------------------------
 
 
-def _build_root(uid: int, limits: Limits, place: Place) -> None:
+def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
     """A new root in memory, with what is needed bound into it, read only."""
     call("a private mount table", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
     root = Path("/tmp")  # covered here alone: the mount table is our own
-    sources = {(path, path.is_dir()): os.open(path, os.O_PATH) for path in _needed(place)}
-    packages = {PACKAGE, PACKAGE.resolve()}
+    sources = {(path, path.is_dir()): os.open(path, os.O_PATH) for path in _needed(profile)}
+    package = {} if profile.whole else shown(PACKAGE, profile.absent)
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
-    absent = os.open(ABSENT, os.O_PATH)
     _tmpfs(root, "size=1m,mode=755")
     for name in ("proc", "tmp", "dev/shm", "etc", "old"):
         (root / name).mkdir(parents=True)
@@ -242,24 +247,46 @@ def _build_root(uid: int, limits: Limits, place: Place) -> None:
     for link in map(Path, ("/lib", "/lib32", "/lib64")):
         if link.is_symlink():
             (root / link.relative_to("/")).symlink_to(os.readlink(link))
-    for package in packages:
-        _hide(root / package.relative_to("/"), absent, place)
+    if package:
+        for path in {PACKAGE, PACKAGE.resolve()}:  # modules know either name
+            _furnish(root / path.relative_to("/"), package)
     for name, fd in devices.items():
         _bind(fd, root / "dev" / name, False)
     (root / "etc/passwd").write_text(f"rank:x:{uid}:{uid}::/tmp:/nowhere\n")
-    for fd in (*sources.values(), *devices.values(), absent):
+    for fd in (*sources.values(), *devices.values()):
         os.close(fd)  # each is a door to the old root
     _move_to(root)
 
 
-def _hide(package: Path, absent: int, place: Place) -> None:
-    """Cover what is not for an answer with empty folders, and with ABSENT."""
-    for name in place.folders:
-        _tmpfs(package / name, "size=4k,mode=555", MS_RDONLY)
-    for name in place.files:
-        if (package / name).exists():
-            _bind(absent, package / name, False, made=True)
-            _read_only(bytes(package / name))
+def shown(package: Path, absent: Sequence[str] = ()) -> dict[str, bytes]:
+    """What of a package is SHOWN: path -> content.
+
+    Of what is `absent`, or in it, ABSENT's; and of an `__init__.py` there, an empty one, without
+    which the others could not be found.
+    """
+    stand_in = ABSENT.read_bytes()
+    found: dict[str, bytes] = {}
+    for pattern in SHOWN:
+        for path in package.glob(pattern):
+            for file in path.rglob("*") if path.is_dir() else [path]:
+                name = file.relative_to(package)
+                if file.suffix == ".pyc" or not file.is_file():
+                    continue
+                if not any(name.is_relative_to(closed) for closed in absent):
+                    found[str(name)] = file.read_bytes()
+                elif file.suffix == ".py":
+                    found[str(name)] = b"" if file.name == "__init__.py" else stand_in
+    return found
+
+
+def _furnish(folder: Path, files: Mapping[str, bytes]) -> None:
+    """A folder with these files and nothing else, whatever is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _tmpfs(folder, "size=8m,mode=755")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    _read_only(bytes(folder))
 
 
 def _move_to(root: Path) -> None:
@@ -277,15 +304,16 @@ def _move_to(root: Path) -> None:
     os.chdir("/tmp")
 
 
-def _needed(place: Place) -> list[Path]:
+def _needed(profile: Profile) -> list[Path]:
     """What Python and torch read: libraries, installed packages, and this one."""
     wanted = [Path(name) for name in LIBRARIES if not Path(name).is_symlink()]
     wanted += [Path("/etc/ld.so.cache"), *map(Path, site.getsitepackages())]
     wanted += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")]
     if site.ENABLE_USER_SITE:
         wanted.append(Path(site.getusersitepackages()))
-    wanted.append(PACKAGE)
-    if place.python:
+    if profile.whole:
+        wanted.append(PACKAGE)
+    if profile.python:
         wanted += [
             Path(sys.executable),
             Path(sys.prefix, "pyvenv.cfg"),
@@ -296,11 +324,11 @@ def _needed(place: Place) -> list[Path]:
     return [p for p in wanted if not any(p != q and p.is_relative_to(q) for q in wanted)]
 
 
-def _bind(fd: int, target: Path, folder: bool, made: bool = False) -> None:
+def _bind(fd: int, target: Path, folder: bool) -> None:
     """Show what is behind `fd` at `target`."""
     if folder:
         target.mkdir(parents=True, exist_ok=True)
-    elif not made:
+    else:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
     source = f"/proc/self/fd/{fd}".encode()
@@ -317,10 +345,8 @@ def _read_only(target: bytes) -> None:
     call("a read-only mount (Linux 5.12 or newer)", done)
 
 
-def _tmpfs(target: Path, options: str, flags: int = 0) -> None:
-    if not target.is_dir():
-        return
-    flags |= MS_NOSUID | MS_NODEV
+def _tmpfs(target: Path, options: str) -> None:
+    flags = MS_NOSUID | MS_NODEV
     done = libc.mount(b"tmpfs", bytes(target), b"tmpfs", flags, options.encode())
     call(f"a folder in memory at {target}", done)
 
@@ -361,7 +387,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                enter(uid, Limits(), 5.0, PLACES["builder"])
+                enter(uid, Limits(), 5.0, PROFILES["builder"])
                 os._exit(0)
             except OSError as error:
                 print(why(error), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import torch
 
 from ...grade.compare import close, differs
 from ...grade.task import Aspect, Case, Observed, Task
-from ...grade.vocabulary import world_name
+from ...grade.vocabulary import calls_until, world_name
 from ...wire import Network, Record
 from .job import _net
 
@@ -112,19 +112,6 @@ def _step_cases(rng: torch.Generator, options: dict | None, orders: bool) -> lis
 
 
 # -- 05.hooks --------------------------------------------------------------------------------------
-
-
-def calls_until(seen: Observed, rank: int, layer: int) -> list[list[Record]]:
-    """For each backward: the calls that the rank had made when it came to this layer."""
-    begun, reached = (
-        [s.started for s in seen.spans if (s.rank, s.name) == (rank, name)]
-        for name in ("backward", f"layer {layer}")
-    )
-    calls = seen.calls(rank)
-    return [
-        [call for call in calls if start <= call.started <= end]
-        for start, end in zip(begun, reached, strict=True)
-    ]
 
 
 def _kept_back(seen: Observed, once: list[int], layers: Iterable[int]) -> str | None:

@@ -8,8 +8,7 @@ import torch
 
 from ...grade.compare import close, differs
 from ...grade.task import Aspect, Case, Observed, Task
-from ...grade.vocabulary import padded_shards, world_name
-from ..lesson05.judge import calls_until
+from ...grade.vocabulary import calls_until, padded_shards, world_name
 from .job import layers
 
 # -- 10.shard_gradients ----------------------------------------------------------------------------

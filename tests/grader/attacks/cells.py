@@ -24,7 +24,7 @@ def right(gradients, samples):
 
 def channel():
     """The rank's line to the broker, as anyone in this process can find it."""
-    return next(o for o in gc.get_objects() if type(o).__name__ == "Channel")
+    return next(o for o in gc.get_objects() if type(o).__name__ == "FrameSocket")
 
 def wrong(gradients, samples):
     for g in gradients:

@@ -1,6 +1,6 @@
 """The fork server of the grader: torch imported once, no task, no judge, no answer in its memory.
 
-It is a program of its own (`python -m ddpz_lite.grader.arena.server FD`), so it holds nothing of
+It is a program of its own (`python -m ddpz_lite.grader.sandbox.server FD`), so it holds nothing of
 the grader's memory, and what it forks holds nothing of an earlier submission: cells and inputs go
 to a rank directly, never through here. For each rank it forks a keeper. The keeper makes the
 namespaces, forks the rank into them, and sees to it that everything in there is dead when the
@@ -22,9 +22,9 @@ import socket
 import sys
 from typing import Any
 
-from ..sandbox import walls
-from ..sandbox.limits import Limits
+from . import walls
 from .frames import REQUEST, SOCKETS
+from .limits import Limits
 
 # Imported before the first fork: what ranks need, and what is slow.
 PRELOAD = [
@@ -34,9 +34,8 @@ PRELOAD = [
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.testing",
-    "ddpz_lite.grader.nbval_inside",
-    "ddpz_lite.grader.arena.ranks",
     "ddpz_lite.wire",
+    *{profile.inside for profile in walls.PROFILES.values()},
 ]
 
 
@@ -107,19 +106,16 @@ class _Keeper:
             os.setsid()
             self.taken.close()  # a door to the names outside
             limits, seconds = Limits(**self.told["limits"]), self.told["seconds"]
+            profile = walls.PROFILES[self.told["profile"]]
             if self.told["sandboxed"]:
-                walls.enter(self.uid, limits, seconds, walls.PLACES[self.told["place"]])
+                walls.enter(self.uid, limits, seconds, profile)
             else:
                 walls.settle_without(self.uid, limits, seconds, self.told["folder"])
         except OSError as error:
             self._tell(error=walls.why(error))
             os._exit(1)
         os.close(self.leash)
-        from .. import nbval_inside
-        from . import ranks
-
-        inside = nbval_inside if self.told["place"] == "notebook" else ranks
-        inside.run(socket.socket(fileno=self.line))
+        sys.modules[profile.inside].run(socket.socket(fileno=self.line))
 
     def _tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # the grader is gone: then there is nobody to tell

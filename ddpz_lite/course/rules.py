@@ -1,4 +1,4 @@
-"""The rules that every lesson keeps, each as a function that yields what is wrong with a notebook.
+"""The rules that every lesson keeps, each as a function that yields what is wrong with it.
 
 What a lesson's metadata holds (notebook metadata, key `ddpz`):
 
@@ -6,18 +6,27 @@ What a lesson's metadata holds (notebook metadata, key `ddpz`):
              "can_do": ["start four ranks", ...], 3 to 5, each a line of the header cell's list
              "minutes": 40,                       the header cell says "40 minutes"
              "difficulty": "easy",                one of DIFFICULTIES
-             "needs": ["01", "02"]}               numbers of earlier lessons; [] if none
+             "needs": ["01", "02"],               numbers of earlier lessons; [] if none
+             "learn": "ranks from a cell",        one line, for the tables
+             "makes": "four ranks",               a few words, for the map
+             "second": "can wait",                of NNb alone; or "needed for 05"
+             "ran": "5f0c..."}                    written by `ddpz lessons --write`
 
-A cell that begins one of the ten parts says so in its own metadata: "ddpz": {"part": "predict"}.
+A cell says in its own metadata which of the ten parts it begins, and what it settles by its run:
+"ddpz": {"part": "myths", "answers": ["Q65"], "busts": ["M020"], "teaches": ["T041"]}.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import nbformat
+
+from .catalogue import CAN_WAIT, NUMBER
 
 PARTS = (
     "header",
@@ -34,6 +43,10 @@ PARTS = (
 ANYWHERE = {"predict", "picture"}  # between the problem and the bug, wherever they teach best
 LEAST_PREDICTIONS = 2
 DIFFICULTIES = ("easy", "medium", "hard")
+MOST_LEARN, MOST_MAKES = 90, 30  # characters that the tables and the picture have room for
+# What a cell may settle: (the letter, how many there are, whether it takes a run).
+SETTLES = {"answers": ("Q", 78, True), "busts": ("M", 168, True), "teaches": ("T", 119, False)}
+MOST_CELLS, MOST_CODE_LINES = 70, 500  # an honest hour
 LEAST_ALT = 15  # characters: shorter says that there is a picture, not what it shows
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMING = ("execution", "ExecuteTime")
@@ -69,15 +82,19 @@ def header_metadata(notebook) -> Iterator[str]:
         "can_do": lambda x: isinstance(x, list) and 3 <= len(x) <= 5,
         "minutes": lambda x: type(x) is int and 5 <= x <= 120,
         "difficulty": lambda x: x in DIFFICULTIES,
-        "needs": lambda x: isinstance(x, list) and all(re.fullmatch(r"\d\d", n) for n in x),
+        "needs": lambda x: isinstance(x, list) and all(re.fullmatch(NUMBER, n) for n in x),
+        "learn": lambda x: isinstance(x, str) and 0 < len(x) <= MOST_LEARN,
+        "makes": lambda x: isinstance(x, str) and 0 < len(x) <= MOST_MAKES,
+        "second": lambda x: x in (None, CAN_WAIT) or re.fullmatch(f"needed for {NUMBER}", x),
     }.items():
-        if name not in facts or not right(facts[name]):
+        if (name not in facts and name != "second") or not right(facts.get(name)):
             yield f"metadata `ddpz.{name}` is missing or has the wrong form: {facts.get(name)!r}"
             return
     text = notebook.cells[0].source if notebook.cells else ""
     if f"# {facts['title']}" not in text.splitlines():
         yield f"the header cell's heading is not {facts['title']!r}"
     wanted = [*facts["can_do"], f"{facts['minutes']} minutes", facts["difficulty"], *facts["needs"]]
+    wanted += [facts["second"]] if facts.get("second") else []
     for words in wanted:
         if words.lower() not in text.lower():
             yield f"the header cell does not say {words!r}, which the metadata does"
@@ -168,7 +185,7 @@ def executed_in_order(notebook) -> Iterator[str]:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     counts = [cell.execution_count for cell in cells]
     if counts != list(range(1, len(cells) + 1)):
-        yield f"code cells were run in the order {counts}; run all from the top in a fresh kernel"
+        yield f"cells were run in the order {counts}: ddpz lessons NN --write [--dir solutions]"
     for cell in cells:
         if not cell.source.strip():
             yield "an empty code cell"
@@ -210,11 +227,48 @@ def ten_parts(notebook) -> Iterator[str]:
         yield "the first cell is not marked as the header"
 
 
+def settles(notebook) -> Iterator[str]:
+    """What cells say that they answer, bust or teach has a number that exists, and was run."""
+    for position, cell in enumerate(notebook.cells):
+        said = cell.metadata.get("ddpz", {})
+        for key, (letter, most, by_run) in SETTLES.items():
+            for number in said.get(key, []):
+                found = re.fullmatch(rf"{letter}(\d+)", str(number))
+                where = f"cell {position}: {key!r} {number!r}"
+                if not found or not 1 <= int(found[1]) <= most:
+                    yield f"{where} is none of {letter}1 to {letter}{most}"
+                elif by_run and cell.cell_type != "code":
+                    yield f"{where} stands in text; it takes a cell that runs"
+
+
+def fresh(notebook) -> Iterator[str]:
+    """The stored outputs are those of the code that stands there now."""
+    ran = notebook.metadata.get("ddpz", {}).get("ran")
+    if ran is not None and ran != code_hash(notebook):
+        yield "code has changed since the stored run: ddpz lessons NN --write"
+
+
+def code_hash(notebook) -> str:
+    """A short hash of all code, in order."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()[:16]
+
+
+def size(notebook) -> Iterator[str]:
+    """A lesson is an honest hour at most. A warning, not a fault."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    lines = sum(len(source.splitlines()) for source in code)
+    if len(notebook.cells) > MOST_CELLS:
+        yield f"{len(notebook.cells)} cells; an hour has about {MOST_CELLS}: make it two notebooks"
+    if lines > MOST_CODE_LINES:
+        yield f"{lines} lines of code; an hour has about {MOST_CODE_LINES}: make it two notebooks"
+
+
 EVERYWHERE = (headings, alt_text, widget_fallback, clean_outputs, executed_in_order, plain_file)
-LESSON = (*EVERYWHERE, header_metadata, ten_parts)
+LESSON = (*EVERYWHERE, header_metadata, ten_parts, settles, fresh)
 
 
-def read(path) -> nbformat.NotebookNode:
+def read(path: Path) -> nbformat.NotebookNode:
     """The notebook as it lies in the file, cells without an id included."""
     return nbformat.v4.reads(path.read_text(encoding="utf-8"))
 

@@ -27,8 +27,8 @@ from ...grade import job as jobs
 from ...launcher import rank as launched
 from ...launcher.telling import describe
 from ...wire import ledger
+from ..sandbox.frames import FrameSocket
 from . import group
-from .frames import Channel
 
 TEXT = 2000  # characters of an exception's words that are sent
 THREADS = 12  # with which a rank may come to its own task; honest cells leave none, or a small pool
@@ -41,34 +41,34 @@ class TooLong(Exception):
 class Spans:
     """In the place of a ledger: `dz.span` tells the broker, whose clock counts."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, frames: FrameSocket) -> None:
+        self._frames = frames
 
     @contextlib.contextmanager
     def span(self, name: str):
-        self._channel.send({"kind": "span", "name": name, "edge": "begin"})
+        self._frames.send({"kind": "span", "name": name, "edge": "begin"})
         try:
             yield
         finally:
-            self._channel.send({"kind": "span", "name": name, "edge": "end"})
+            self._frames.send({"kind": "span", "name": name, "edge": "end"})
 
 
 def main(sock: socket.socket) -> None:
     """Be a rank, from its orders to its data; returns when the broker says so."""
-    channel = Channel(sock)
-    channel.send({"kind": "ready"})
-    orders, inputs = channel.receive()
+    frames = FrameSocket(sock)
+    frames.send({"kind": "ready"})
+    orders, inputs = frames.receive()
     _settle(orders)
-    line = group.Line(channel, sock)
+    line = group.Line(frames, sock)
     line.start()
     launched.current = launched.Session(orders["rank"], orders["world"], _Mute(), None)
-    ledger.current = Spans(channel)
+    ledger.current = Spans(frames)
     try:
         body = _work(orders, bytes(inputs), line)
-        channel.send({"kind": "result"}, body)
+        frames.send({"kind": "result"}, body)
     except BaseException as error:  # SystemExit ends a rank too, and must be told
         told = describe(error, ([], []))
-        channel.send(
+        frames.send(
             {
                 "kind": "raised",
                 "type": told["type"],
@@ -120,14 +120,14 @@ def _at_most(seconds: float):
 
 
 def _work(orders: dict[str, Any], inputs: bytes, line: group.Line) -> bytes:
-    answer = _define(orders, line.channel)
+    answer = _define(orders, line.frames)
     if dist.is_initialized():  # by a cell, for itself
         dist.destroy_process_group()
     group.join(line, orders["rank"], orders["world"])
     return jobs.run(orders["job"], answer, data.unpack(inputs), orders["guarded"])
 
 
-def _define(orders: dict[str, Any], channel: Channel) -> Any:
+def _define(orders: dict[str, Any], frames: FrameSocket) -> Any:
     """Run the cells in a module of their own; the answer that they define.
 
     Only the last cell is the task's: an exception in another one is not this task's business. Nor
@@ -136,7 +136,7 @@ def _define(orders: dict[str, Any], channel: Channel) -> Any:
     module, me = _notebook(), os.getpid()
     *earlier, own = orders["cells"]
     for index, (name, source) in enumerate(earlier):
-        channel.send({"kind": "cell", "index": index})
+        frames.send({"kind": "cell", "index": index})
         try:
             with _at_most(orders["patience"]):
                 _execute(name, source, module)
@@ -145,7 +145,7 @@ def _define(orders: dict[str, Any], channel: Channel) -> Any:
                 print(f"{name}: {type(error).__name__}", file=sys.stderr)
         _clear_up(me)
     vars(module).pop(orders["answer"], None)
-    channel.send({"kind": "cell", "index": len(earlier)})
+    frames.send({"kind": "cell", "index": len(earlier)})
     try:
         _execute(*own, module)
     except BaseException as error:

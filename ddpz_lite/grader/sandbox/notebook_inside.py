@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .arena.frames import Channel
+from .frames import FrameSocket
 
 # Neither files beside the notebook nor installed plugins have a say in how it is run.
 PYTEST = [
@@ -26,8 +26,8 @@ PYTEST = [
 def run(sock: socket.socket) -> None:
     """Take the notebook, run pytest on it, send the report; never returns."""
     try:
-        channel = Channel(sock)
-        orders, notebook = channel.receive()
+        frames = FrameSocket(sock)
+        orders, notebook = frames.receive()
         for number in (signal.SIGINT, signal.SIGTERM):  # nbval interrupts a cell without end
             signal.signal(number, signal.SIG_DFL)
         path, report = Path("/tmp", orders["name"]), Path("/tmp/nbval.xml")
@@ -36,7 +36,7 @@ def run(sock: socket.socket) -> None:
         status = subprocess.run(
             [sys.executable, *PYTEST, *words], env=orders["environ"], stdin=subprocess.DEVNULL
         ).returncode
-        channel.send({"kind": "ended", "status": status}, _content(report, orders["most"]))
+        frames.send({"kind": "ended", "status": status}, _content(report, orders["most"]))
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What travels between a rank and the trusted side: a small JSON head and raw bytes.
+"""What travels between a sandbox and the trusted side: a small JSON head and raw bytes.
 
 Nothing here can run code on either side, whoever wrote the bytes. The trusted side bounds both
 parts before it reads them.
@@ -13,13 +13,13 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from ..sandbox.limits import Limits
+from .limits import Limits
 
 SIZES = struct.Struct("<IQ")  # bytes of the head, bytes of the body
 HEAD_LIMIT = 32 << 10
 # To the fork server: bytes of the order that follows; descriptors travel beside it.
 REQUEST = struct.Struct("!I")
-SOCKETS = 3  # for each rank: its line to the broker, its leash, its output
+SOCKETS = 3  # for each sandbox: its line to the trusted side, its leash, its output
 CHUNK = 1 << 20
 DTYPES = {  # what gloo can move -> bytes of one element
     "float32": 4,
@@ -35,18 +35,18 @@ DTYPES = {  # what gloo can move -> bytes of one element
 
 
 def order(
-    world: int, seconds: float, limits: Limits, sandboxed: bool, place: str, folder: str
+    world: int, seconds: float, limits: Limits, sandboxed: bool, profile: str, folder: str
 ) -> bytes:
     """What the fork server is told for a case: nothing of the submission, nothing of the task.
 
-    place: one of sandbox.PLACES.
+    profile: one of `walls.PROFILES`.
     """
     told = {
         "world": world,
         "seconds": seconds,
         "limits": asdict(limits),
         "sandboxed": sandboxed,
-        "place": place,
+        "profile": profile,
         "folder": folder,
     }
     return json.dumps(told).encode()
@@ -62,8 +62,8 @@ def frame(head: dict[str, Any], size: int = 0) -> bytes:
     return SIZES.pack(len(text), size) + text
 
 
-class Channel:
-    """A rank's end: blocking, several threads may send."""
+class FrameSocket:
+    """The sandbox's end: blocking, several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
@@ -94,7 +94,7 @@ class Channel:
 
 
 class Inbox:
-    """The trusted end of a rank's socket: takes what is there, never waits, bounds everything."""
+    """The trusted end of a sandbox's line: takes what is there, never waits, bounds everything."""
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
         sock.setblocking(False)

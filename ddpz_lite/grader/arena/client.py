@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire import Record, Span
 from ...wire.shaping import Link
-from .frames import Inbox
+from ..sandbox.frames import Inbox, frame
+from ..sandbox.leash import Leash
 from .perform import Gathering
 
 WHERE = re.compile(r"(?:cell )?[\w.-]{1,60}:\d{1,6}|\?")
@@ -59,22 +60,17 @@ class Group:
 
 
 @dataclass
-class Peer:
+class Client:
     """One rank, as the broker knows it."""
 
     rank: int
+    leash: Leash
     inbox: Inbox
-    leash: socket.socket
-    output: socket.socket
     link: Link = field(default_factory=Link)
     phase: str = "starting"  # "running", "returned", "raised", "ended"
-    pid: int | None = None
-    keeper: int | None = None
-    status: int | None = None
     cell: int | None = None
     where: str = "?"
-    printed: bytes = b""
-    result: bytes | None = None
+    result: bytes | bytearray | None = None
     entries: list[Entry] = field(default_factory=list)
     open: dict[int, dict[str, Any]] = field(default_factory=dict)  # calls by number: where it is
     waits: int | None = None  # for which of them
@@ -86,17 +82,43 @@ class Peer:
     frames: int = 0
     asked: bool = False
     here: bool = True  # its socket is open
-    leashed: bool = True  # its keeper has not said the last word
 
     @property
     def done(self) -> bool:
         return self.phase in ("returned", "raised", "ended")
 
+    def send(self, head: dict[str, Any], pieces: Sequence[Any] = ()) -> None:
+        """Put a frame on the way; pieces: the parts of its body."""
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        size = sum(view.nbytes for view in views)
+        start = memoryview(frame(head, size))
+        self.out.extend((start, *views))
+        self.coming += start.nbytes + size
+        self.flush()
 
-def records(peer: Peer) -> list[Record]:
+    def flush(self) -> None:
+        """Write what the socket takes now; the rest when it takes more."""
+        try:
+            while self.out and self.here:
+                view = self.out[0]
+                sent = self.leash.line.send(view)
+                self.coming -= sent
+                if sent == view.nbytes:
+                    self.out.popleft()
+                else:
+                    self.out[0] = view[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:  # the rank is gone; its keeper will say so
+            self.coming -= sum(view.nbytes for view in self.out)
+            self.out.clear()
+
+
+def records(client: Client) -> list[Record]:
+    """This rank's part of the ledger."""
     return [
         Record(
-            rank=peer.rank,
+            rank=client.rank,
             seq=seq,
             op=e.op,
             dtype=e.dtype,
@@ -109,10 +131,10 @@ def records(peer: Peer) -> list[Record]:
             peer=e.peer,
             group_seq=e.number,
         )
-        for seq, e in enumerate(peer.entries)
+        for seq, e in enumerate(client.entries)
     ]
 
 
-def place(where: Any) -> str:
-    """A rank's word for a line of code, if it looks like one."""
+def line_of_code(where: Any) -> str:
+    """A rank's word for a line of code ("file:line"), if it looks like one."""
     return where if isinstance(where, str) and WHERE.fullmatch(where) else "?"

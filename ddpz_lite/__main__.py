@@ -1,0 +1,7 @@
+"""`python -m ddpz_lite` is `ddpz`, for places where the command itself is not on the path."""
+
+import sys
+
+from ddpz_lite.cli import main
+
+sys.exit(main())

@@ -1,0 +1,36 @@
+"""`ddpz author`: what a lesson lacks, or has wrong, in one list."""
+
+from __future__ import annotations
+
+import importlib
+from argparse import Namespace
+
+from ddpz_lite.cli.shared import UserError, folder
+from ddpz_lite.course import authoring
+
+
+def run(options: Namespace) -> int:
+    """Print the list, and the mutants if asked for; 1 if something is missing or wrong."""
+    root = folder("lessons").parent
+    try:
+        faults, warnings = authoring.faults(root, options.lesson)
+    except authoring.NoLesson as error:
+        raise UserError(str(error)) from None
+    for line in faults:
+        print(f"- {line}")
+    for line in warnings:
+        print(f"- warning: {line}")
+    count = f"{len(faults)} {'thing' if len(faults) == 1 else 'things'} to do"
+    print(count if faults else "nothing is missing")
+    if options.mutants:
+        print(mutants(options.lesson))
+    return 1 if faults else 0
+
+
+def mutants(lesson: str) -> str:
+    """Which mutants of the lesson's solutions survive, or a line where that cannot be told."""
+    try:
+        module = importlib.import_module("ddpz_lite.grade.mutants")
+    except ModuleNotFoundError:
+        return "mutants: this version of the course cannot make them yet (ddpz_lite.grade.mutants)"
+    return str(module.report(lesson))

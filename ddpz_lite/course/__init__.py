@@ -1,0 +1,10 @@
+"""The course as its authors make it: what follows from the notebooks, and what a lesson must have.
+
+catalogue   the lessons, as the folder and the notebooks' metadata say
+pages       the map, the tables, the sums and the links, which nobody writes by hand
+picture     the map as a drawing
+glossary    its entries, and what is wrong with them
+rules       the form of a lesson, each rule a function that yields what is wrong
+skeleton    the files of a new lesson with one task
+authoring   what a lesson still lacks, in one list
+"""

@@ -1,8 +1,11 @@
 """Pictures and questions for notebooks: every figure has words, every widget a still form."""
 
+from ddpz_lite.show.before_after import collectives
 from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.charts import bars, lines
 from ddpz_lite.show.held import memory
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
+from ddpz_lite.show.letters import step_letters
 from ddpz_lite.show.naps import napping
 from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
@@ -23,6 +26,8 @@ __all__ = [
     "Question",
     "Quiz",
     "ask",
+    "bars",
+    "collectives",
     "explore",
     "fastest_step",
     "figure",
@@ -31,6 +36,7 @@ __all__ = [
     "house_style",
     "in_bytes",
     "in_seconds",
+    "lines",
     "look",
     "memory",
     "napping",
@@ -43,6 +49,7 @@ __all__ = [
     "seconds_of",
     "show_figure",
     "slider",
+    "step_letters",
     "timeline",
     "traffic",
     "wrong",

@@ -388,48 +388,92 @@ def test_prediction_headless(capsys):
     assert guess.value == 12 and guess.verdict == "Not measured yet."
     guess.reveal(16)
     assert capsys.readouterr().out == (
-        "Predict. How many bytes?\nPrediction: 12 bytes\n"
-        "predicted  12 bytes\nmeasured   16 bytes\nmeasured / predicted = 1.33\n"
+        "Predict. How many bytes?\nDefault: 12 bytes\n"
+        "predicted  12 bytes  (the default: nobody committed)\nmeasured   16 bytes\n"
+        "Not right: measured / predicted = 1.33\n"
     )
     with pytest.raises(RuntimeError, match=r"known \(16 bytes\)"):
         guess.commit(16)
 
 
 @pytest.mark.parametrize(
-    ("guess", "measured", "verdict"),
-    [(4, 4, "Exactly right."), (100, 95, "Close: measured / predicted = 0.95"),
-     (0, 3, "Off by 3."), (-2, 3, "Off by 5."), (10, 1, "measured / predicted = 0.1")],
-)  # fmt: skip
-def test_verdicts(guess, measured, verdict, capsys):
-    prediction = show.predict("?", default=guess)
+    ("guess", "measured", "within", "verdict"),
+    [
+        (4, 4, None, "Exactly right."),
+        (100, 95, None, "Not right: measured / predicted = 0.95"),
+        (0, 3, None, "Not right: off by 3"),
+        (-2, 3, None, "Not right: off by 5"),
+        (2, 2.5, None, "measured / predicted = 1.25"),
+        (100, 95, 0.1, "Close: within 10%, measured / predicted = 0.95"),
+        (10, 1, 0.1, "Not close: more than 10% away, measured / predicted = 0.1"),
+        (0.5, 0.47, 0.05, "Not close: more than 5% away, measured / predicted = 0.94"),
+    ],
+)
+def test_verdicts(guess, measured, within, verdict, capsys):
+    prediction = show.predict("?", default=guess, within=within)
     prediction.reveal(measured)
     assert prediction.verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"),
-    [
-        ({}, "FloatText"),
-        ({"low": 0, "high": 20}, "IntSlider"),
-        ({"low": 0.5, "high": 20}, "FloatSlider"),
-    ],
+    ("text", "number"), [("6", 6), (" 1,200 ", 1200), ("1.2e3", 1200), ("-.5", -0.5)]
 )
-def test_prediction_control_changes_the_value_until_revealed(shown, capsys, limits, kind):
-    guess = show.predict("How many?", default=12, unit="bytes", **limits)
-    control = next(w for w in widgets_in(shown[1]) if type(w).__name__ == kind)
-    assert control.description == "Your prediction, bytes"
-    control.value = 15
-    assert guess.value == 15
+def test_what_is_a_number(text, number):
+    guess = show.predict("?", default=1)
+    guess.commit(text)
+    assert guess.value == number and not isinstance(guess.value, str)
+
+
+@pytest.mark.parametrize("text", ["six", "", "6 messages", "1.2.3", "nan", "inf", "1e400"])
+def test_what_is_no_number(text):
+    guess = show.predict("?", default=1)
+    with pytest.raises(ValueError, match=r"is no number|must be a finite number"):
+        guess.commit(text)
+    assert guess.committed is None
+
+
+def test_the_box_starts_empty_and_commits_until_revealed(shown, capsys):
+    guess = show.predict("How many?", default=12, unit="bytes", low=0)
+    widgets = widgets_in(shown[1])
+    box = next(w for w in widgets if type(w).__name__ == "Text")
+    said = [w for w in widgets if type(w).__name__ == "HTML"][1]
+    assert (box.value, box.description) == ("", "Your prediction, bytes")
+    box.value = "14"
+    assert guess.value == 14 and "Committed: 14 bytes" in said.value
+    box.value = "six"
+    assert guess.committed is None and "'six' is no number" in said.value
+    box.value = "-1"
+    assert guess.committed is None and "out of range" in said.value
+    box.value = "15"
     guess.reveal(15)
-    assert control.disabled and "Exactly right." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert box.disabled and "Exactly right." in out and "default" not in out
     assert "12 bytes" in shown[0]["text/html"]
 
 
+def test_the_measuring_cell_asks_for_a_commitment(shown, capsys, monkeypatch):
+    """Without a number in the box, `reveal` asks until there is one, before it shows the answer."""
+    typed = iter(["six", "7"])
+    monkeypatch.setattr(predictions, "_can_ask", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda prompt: print(prompt) or next(typed))
+    guess = show.predict("How many?", default=12, unit="bytes")
+    guess.reveal(8)
+    assert capsys.readouterr().out.splitlines() == [
+        "Commit to a number first. How many?",
+        "Your prediction, bytes: ",
+        "'six' is no number. Write it in digits, such as 1,200 or 1.2e3.",
+        "Your prediction, bytes: ",
+        "predicted  7 bytes",
+        "measured   8 bytes",
+        "Not right: measured / predicted = 1.14",
+    ]
+
+
 def test_predictions_are_checked():
-    with pytest.raises(ValueError, match="outside the slider, 0 to 10"):
+    with pytest.raises(ValueError, match="outside 0 to 10"):
         show.predict("?", default=12, low=0, high=10)
-    with pytest.raises(ValueError, match="both low and high"):
-        show.predict("?", default=12, low=0)
+    with pytest.raises(ValueError, match="a share between 0 and 1"):
+        show.predict("?", default=12, within=10)
     with pytest.raises(ValueError, match="finite number, got nan"):
         show.predict("?", default=float("nan"))
     with pytest.raises(ValueError, match="finite number, got 'x'"):
@@ -547,6 +591,7 @@ def test_in_a_kernel_and_exported(make_notebook):
     outputs = [output for cell in notebook.cells for output in cell.outputs]
     assert all(output.output_type in ("display_data", "stream") for output in outputs)
     assert all(output.get("name") != "stderr" for output in outputs)
+    assert any("nobody committed" in output.get("text", "") for output in outputs)
     html, _ = HTMLExporter().from_notebook_node(notebook)
     assert html.count('class="dz-still"') == 3 and 'alt="2 here"' in html
     assert "widget-view+json" not in html

@@ -1,0 +1,130 @@
+"""Lines, bars, tables before and after, the letters of a step: what they draw and say."""
+
+import re
+from itertools import groupby
+
+import pytest
+import torch
+
+import ddpz_lite as dz
+from ddpz_lite import show
+from ddpz_lite.placement import TRANSITIONS, strategy
+from ddpz_lite.show import before_after, charts, letters
+
+SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The arguments of each figure that is shown: [(figure, alt, table), ...]."""
+    shown = []
+
+    def keep(fig, *, alt, table):
+        fig.draw_without_rendering()
+        shown.append((fig, alt, table))
+
+    for module in (charts, before_after, letters):
+        monkeypatch.setattr(module, "show_figure", keep)
+    return shown
+
+
+def test_lines_hold_their_numbers_and_names(drawn):
+    show.lines(SERIES, x="bytes", y="seconds", alt="Two lines that rise.", log="xy",
+               dots={"ring": ([2], [4.5])}, at={"limit": 5})  # fmt: skip
+    ((fig, alt, table),) = drawn
+    (axes,) = fig.axes
+    assert alt == "Two lines that rise." and axes.get_xscale() == axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ring", "star"]
+    assert table[0] == ["line", "bytes", "seconds"] and ["star", 4, 4.0] in table
+    assert ["ring, measured", 2, 4.5] in table
+    assert [text.get_text() for text in axes.texts] == ["limit"]
+
+
+def test_a_long_line_keeps_its_last_point_in_the_table():
+    _, _, table = charts.line_figure({"a": (range(100), range(100))}, x="x", y="y", alt="rises")
+    assert 10 < len(table) < 16 and table[-1] == ["a", 99, 99]
+
+
+@pytest.mark.parametrize("series", [{}, {"a": ([], [])}, {"a": ([1, 2], [1])}])
+def test_lines_without_points_are_refused(series):
+    with pytest.raises(ValueError, match="as many x as y"):
+        show.lines(series, x="x", y="y", alt="nothing")
+
+
+def test_bars_end_in_their_values(drawn):
+    show.bars({"right": 1e-7, "sum": 3.0}, x="off by", alt="Two bars.", log=True,
+              first_is_right=True, text={"right": "rounding"})  # fmt: skip
+    ((fig, _, table),) = drawn
+    (axes,) = fig.axes
+    assert [text.get_text() for text in axes.texts] == ["rounding", "3"]
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 2
+    assert table[1:] == [["right", 1e-7], ["sum", 3.0]]
+
+
+def test_collectives_before_and_after(drawn):
+    run = [{"gather": ({r: 10.0 * r + r}, [0.0, 11.0] if r == 0 else [])} for r in range(2)]
+    show.collectives(run)
+    ((fig, alt, table),) = drawn
+    assert alt == "What each of 2 ranks holds before and after: gather."
+    assert table[1:] == [["gather", 0, "00", "00 11"], ["gather", 1, "11", "nothing"]]
+    assert [text.get_text() for text in fig.axes[0].texts if text.get_text()] == [
+        "00",
+        "11",
+        "00",
+        "11",
+    ]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        show.collectives([])
+
+
+# ---- the letters of a step
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_letters_change_by_transitions_and_rest_as_the_table_says(stage):
+    step, row = letters.moments(stage), strategy(stage)
+    assert (step[-1].parameter, step[-1].optimizer) == (row.parameter, row.optimizer)
+    assert step[0].parameter is row.parameter and step[0].gradient is None
+    backward = [moment.gradient for moment in step if moment.phase == "backward"]
+    assert backward[-1] is row.gradient
+    assert {name for _, _, name in letters.changes(stage)} <= set(TRANSITIONS.values())
+
+
+ON_GLOO = {"all_to_all": "reduce_scatter", "broadcast": "all_gather"}  # what comm makes them of
+
+
+def two_steps(stage):
+    torch.manual_seed(0)
+    module = dz.GPT(dz.GPTConfig(layers=2, width=16, heads=2, context=8, vocab_size=16))
+    model, optimizer = dz.parallelize(module, torch.optim.SGD, stage=stage, lr=0.1)
+    for _ in range(2):
+        with dz.span("one step"):
+            model(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_calls_of_the_letters_are_those_of_a_real_step(stage):
+    run = dz.launch(two_steps, world_size=2, args=(stage,), backend="gloo")
+    last = [span for span in run.spans if span.rank == 0][-1]
+    called = [r.op for r in run.ledger if r.rank == 0 and last.started <= r.started]
+    called = [ON_GLOO.get(op, op) for op in called]
+    said = [name for _, _, name in letters.changes(stage) if name != "slice"]
+    assert [op for op, _ in groupby(called)] == [op for op, _ in groupby(said)]
+
+
+def test_the_figure_of_letters(drawn):
+    show.step_letters(0, 3, title="Two stages")
+    ((fig, alt, table),) = drawn
+    assert "stage 0, DDP" in alt and "parameter S R S R R S S" in alt
+    assert len(fig.axes) == 2 and [
+        text.get_text() for text in fig.axes[0].texts if "-" in text.get_text()
+    ] == ["all-reduce"]
+    assert len(table) == 1 + 4 + 7 and any(
+        re.match("gradient: all_reduce", row[-1]) for row in table[1:]
+    )
+    with pytest.raises(ValueError, match="at least one stage"):
+        show.step_letters()
+    with pytest.raises(ValueError, match="stage must be 0"):
+        show.step_letters(4)

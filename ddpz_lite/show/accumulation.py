@@ -26,7 +26,9 @@ def ways(params: float, world: int, micro_batches: int) -> dict[str, tuple[float
     }
 
 
-def accumulation(name: str, params: float, world: int, micro_batches: int) -> tuple[Any, str, Table]:
+def accumulation(
+    name: str, params: float, world: int, micro_batches: int
+) -> tuple[Any, str, Table]:
     """Figure, alt text and table of the three ways, for `show.explore`; dashed: what DDP holds."""
     found = ways(params, world, micro_batches)
     fig, panels = figure(1, 2, height=2.3, sharey=True)

@@ -1,7 +1,7 @@
 """FSDP2 watched at work, and where its parts stand in the torch that is installed.
 
-Both look into `torch.distributed.fsdp._fully_shard`, which is private: read with torch 2.13. A torch
-in which a name has gone raises AttributeError or ImportError with that name.
+Both look into `torch.distributed.fsdp._fully_shard`, which is private: read with torch 2.13. In a
+torch where a name has gone they raise AttributeError or ImportError with that name.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ the list beside the page, and code that JupyterLab keeps folded is folded here t
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -49,7 +48,6 @@ def adapt(notebook: dict, number: str) -> None:
 
 def build(to: Path) -> int:
     """Write the site to the folder `to`/html; returns 0 if there was nothing to complain about."""
-    os.environ["DDPZ_WARM"] = "0"  # the library is read for its docstrings, and starts no process
     source, pages = to / "source", to / "html"
     for folder in (source, pages):
         shutil.rmtree(folder, ignore_errors=True)

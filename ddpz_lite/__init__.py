@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
-import os
 import sys
 from typing import Any
 
@@ -31,11 +29,7 @@ _HOMES = {
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),
         "strategies.checkpoint": ("save_checkpoint", "load_checkpoint"),
-        "strategies.full_state": (
-            "full_state_dict",
-            "load_full_state_dict",
-            "save_safetensors",
-        ),
+        "strategies.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
         "grade.check": ("check",),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
     }.items()
@@ -62,16 +56,21 @@ def __dir__() -> list[str]:
 
 
 def _warm() -> None:
-    """Start the fork server now, in the background, unless this process is itself a rank or a
-    command of `ddpz`.
+    """Start the fork server now, in the background, if cells or lines are typed into this process.
+
+    [Note: a process started by import]
+    The first result in a notebook should come within a second and a half, and to import torch takes
+    longer: so it begins while the reader is still at the next cell. That serves in a kernel, in
+    IPython and at Python's own prompt. Scripts, tests, tools and ranks, which may never launch,
+    start the server with their first launch.
     """
-    is_rank = "RANK" in os.environ or multiprocessing.parent_process() is not None
-    is_command = os.path.basename(sys.argv[0] if sys.argv else "").startswith("ddpz")
-    if not is_rank and not is_command and os.environ.get("DDPZ_WARM", "1") != "0":
-        from .launcher.engines import engine
+    ipython = sys.modules.get("IPython")
+    typed = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
+    if typed and sys.platform != "win32":
+        from .launcher import warm
 
         with contextlib.suppress(OSError):  # no process can start now: launch will say so, if asked
-            engine().warm()
+            warm()
 
 
 _warm()

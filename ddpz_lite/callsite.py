@@ -31,6 +31,7 @@ _cells: dict[str, str] = {}  # file name -> "cell 12"
 _library: dict[str, bool] = {}  # file name -> whether it is to be skipped
 _labels: dict[tuple[CodeType, int], str] = {}
 _main = threading.main_thread().ident
+looking = threading.Lock()  # held while a thread looks at another's frames: see `of_thread`
 
 
 def set_cells(cells: Mapping[str, str]) -> None:
@@ -42,9 +43,7 @@ def set_cells(cells: Mapping[str, str]) -> None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether frames of this file are machinery (torch, this library, Python's own) and not the
-    learner's code.
-    """
+    """Whether this file is machinery (torch, this library, Python's own), not the learner's."""
     known = _library.get(filename)
     if known is None:
         known = _library[filename] = _is_library(filename)
@@ -67,9 +66,7 @@ def set_name(filename: str) -> str:
 
 
 def filename(name: str) -> str:
-    """The file behind the name in a label: the inverse of the naming by `set_cells`, other names as
-    they are.
-    """
+    """The file behind a label's name, where `set_cells` gave it one; other names as they are."""
     return next((file for file, cell in _cells.items() if cell == name), name)
 
 
@@ -95,6 +92,16 @@ def of_frame(frame: FrameType | None) -> str | None:
     return None
 
 
+def of_thread(ident: int) -> str | None:
+    """The label of the innermost learner's frame of a thread.
+
+    Whoever looks at a frame keeps its locals, tensors of any size: it is let go at once, and
+    `looking` is held as long as it is kept.
+    """
+    with looking:
+        return of_frame(sys._current_frames().get(ident))
+
+
 def caller() -> str:
     """The label of the learner's line that led to this call.
 
@@ -103,5 +110,5 @@ def caller() -> str:
     """
     found = of_frame(sys._getframe(1))
     if found is None and threading.get_ident() != _main:
-        found = of_frame(sys._current_frames().get(_main))
+        found = of_thread(_main)
     return found or UNKNOWN

@@ -2,8 +2,7 @@
 
 They are here so that every lesson can measure the same thing. The GPT is a stack of equal blocks,
 reachable as `model.blocks`, since ZeRO-3 gathers and frees one block at a time. All three draw
-their weights from torch's global generator: `torch.manual_seed(0)` before building one fixes every
-weight.
+their weights from torch's global generator: `torch.manual_seed(0)` before building fixes them.
 
 Dimensions in shape comments: B batch, T tokens in a window, C width, H heads, V vocabulary.
 """
@@ -64,13 +63,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
-        q, k, v = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v)
-        )  # (B, H, T, C // H)
+        # three times (B, H, T, C // H)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True
-        )  # (B, H, T, C // H)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
 
 
@@ -116,8 +112,9 @@ class GPT(nn.Module):
         Normal with deviation 0.02; biases 0, norms 1. The two layers of each block that write to
         the stream start smaller, by 1/sqrt(2 * layers), so that the stream's variance does not
         grow with depth (Radford et al. 2019, section 2.3).
-        [Note: `to_empty` gives each module a tensor of its own, so tied weights come back untied;
-        they are tied again here.]
+
+        [Note: tied] `to_empty` gives each module a tensor of its own, so tied weights come back
+        untied; they are tied again here.
         """
         if self.config.tied:
             self.head.weight = self.tokens.weight
@@ -151,8 +148,8 @@ class GPT(nn.Module):
         if tokens.size(1) > self.config.context:
             raise ValueError(
                 f"GPT: a window of {tokens.size(1)} tokens does not fit the context of "
-                f"{self.config.context}. "
-                f"Cut the window, or build the model with GPTConfig(context={tokens.size(1)})."
+                f"{self.config.context}. Cut the window, or build the model with "
+                f"GPTConfig(context={tokens.size(1)})."
             )
 
     @torch.no_grad()
@@ -191,9 +188,8 @@ class GPT(nn.Module):
         mask could save is counted, as the paper does.
         """
         c = self.config
-        weights = (
-            12 * c.layers * c.width**2 + c.vocab_size * c.width
-        )  # qkv 3, out 1, up 4, down 4; then the head
+        # of a block 12 width²: qkv 3, out 1, up 4, down 4; then the head
+        weights = 12 * c.layers * c.width**2 + c.vocab_size * c.width
         return 6 * weights + 12 * c.layers * c.width * c.context
 
 
@@ -207,25 +203,24 @@ def next_token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") ->
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"next_token_loss: logits {tuple(logits.shape)} need targets "
-            f"{tuple(logits.shape[:-1])}, "
-            f"got {tuple(targets.shape)}. Pass the two tensors of one corpus.batch()."
+            f"{tuple(logits.shape[:-1])}, got {tuple(targets.shape)}. Pass the two tensors of one "
+            "corpus.batch()."
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them: x (..., sizes[0]) to (..., sizes[-1]). Any sizes, odd
-    ones too.
+    """Linear layers with ReLU between them: x (..., sizes[0]) to (..., sizes[-1]).
 
-    The layers are reachable as `model.blocks`, one unit per Linear and its ReLU.
+    Any sizes, odd ones too. The layers are in `model.blocks`, one unit per Linear and its ReLU.
     """
 
     def __init__(self, sizes: Sequence[int], bias: bool = True) -> None:
         super().__init__()
         if len(sizes) < 2:
             raise ValueError(
-                f"MLP: sizes needs an input and an output width, got {list(sizes)}. Try [64, 32, "
-                "10]."
+                f"MLP: sizes needs an input and an output width, got {list(sizes)}. "
+                "Try [64, 32, 10]."
             )
         for size in sizes:
             _positive("MLP: each size", size)
@@ -271,8 +266,7 @@ class CNN(nn.Module):
         if x.dim() != 4 or x.size(1) != self.channels or min(x.shape[2:]) < 4:
             raise ValueError(
                 f"CNN expects images of shape (batch, {self.channels}, height, width), both at "
-                "least 4, "
-                f"got {tuple(x.shape)}. A batch of grey images needs x[:, None]."
+                f"least 4, got {tuple(x.shape)}. A batch of grey images needs x[:, None]."
             )
         for block in self.blocks:
             x = block(x)  # (B, width, S / 2, S / 2), then (B, 2 * width, S / 4, S / 4)
@@ -289,9 +283,8 @@ def num_params(model: nn.Module) -> int:
 
 
 def _conv_unit(channels: int, width: int) -> nn.Sequential:
-    convolution = nn.Conv2d(
-        channels, width, kernel_size=3, padding=1, bias=False
-    )  # BatchNorm brings the bias
+    # BatchNorm brings the bias
+    convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2))
 
 

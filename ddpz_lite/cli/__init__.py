@@ -143,6 +143,15 @@ def _exercise_commands(commands) -> None:
 
     _grade_command(commands)
 
+    export = _command(
+        commands,
+        "export",
+        "write the student's copy of the course: chosen lessons, no solutions, no tests",
+        "ddpz export ../our-course --lessons 00 01 02",
+    )
+    export.add_argument("dir", metavar="DIR", help="a folder that is new or empty")
+    export.add_argument("--lessons", nargs="+", metavar="NN", help="as 00 01 02 (default: all)")
+
     purpose = "what of the exercises is solved, and with how many hints"
     _command(commands, "progress", f"show {purpose}", "ddpz progress")
 
@@ -167,6 +176,15 @@ def _grade_command(commands) -> None:
         "--seed", type=int, default=None, help="of the inputs: same seed, same points"
     )
     grade.add_argument("--jobs", type=_count, default=None, help="notebooks at a time (all cores)")
+    grade.add_argument("--roster", default=None, metavar="CSV", help="say who of it is missing")
+    grade.add_argument("--only", nargs="+", metavar="TASK", help="as 03.weighted_mean, or as 03")
+    grade.add_argument(
+        "--fail-under",
+        type=float,
+        default=None,
+        metavar="POINTS",
+        help="exit with 1 if one has less",
+    )
 
 
 def _count(text: str) -> int:

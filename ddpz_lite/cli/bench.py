@@ -1,4 +1,4 @@
-"""`ddpz bench`: how long a step takes, beside PyTorch's own strategies, and how it grows."""
+"""`ddpz bench`: the time of a step beside PyTorch's own, and what launch, wire and checks take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ddpz_lite import bench
-from ddpz_lite.cli.shared import UserError
+from ddpz_lite import bench, targets
+from ddpz_lite.cli.shared import UserError, folder
 
 GROWTH_MILLIONS = (1, 3, 10, 30, 100)
 GROWTH_RANKS = (2, 4, 8)
@@ -19,6 +19,8 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     if options.growth:
         return _growth(options)
+    if options.targets:
+        return _targets(options)
     workload = bench.Workload(
         bench.about(1e6 * options.millions, options.context), options.batch, options.rounds
     )
@@ -62,6 +64,25 @@ def _row(name: str, times: dict[str, bench.Times], peers: bool) -> str:
         ratio, floor = (bench.median(bench.ratios(times, n, peer)) for n in (name, bench.ALONE))
         row += f"  {ratio:.2f} of {peer} ({floor:.2f} without communication)"
     return row
+
+
+def _targets(options: argparse.Namespace) -> int:
+    """A line per measurement, beside its target; 0 whether it is met or not."""
+    try:
+        solutions = folder("solutions")
+    except UserError:
+        solutions = None
+        print("no solutions/ here, so no check is measured")
+    workload = bench.Workload(
+        bench.about(1e6 * options.millions, options.context), options.batch, options.rounds
+    )
+    missed = 0
+    for row in targets.rows(solutions, workload):
+        mark = "" if row.met else "  above"
+        missed += not row.met
+        print(f"{row.what:<48} {row.measured:>8.2f} {row.unit:<5}  target {row.target:g}{mark}")
+    print(f"{missed} above their targets" if missed else "all within their targets")
+    return 0
 
 
 def _growth(options: argparse.Namespace) -> int:

@@ -6,60 +6,59 @@ import json
 import secrets
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ddpz_lite.cli.machine import cores
 from ddpz_lite.cli.shared import UserError, folder
 from ddpz_lite.grade.notebooks import Malformed
-from ddpz_lite.grade.task import Task
-from ddpz_lite.grader import batch, formats, nbval, report, similarity
+from ddpz_lite.grader import batch, formats, nbval, pages, roster, similarity, text
 from ddpz_lite.grader.arena.observe import Grounds, observe_in_sandbox, probe
-from ddpz_lite.grader.batch import Failure, Grade, Terms
+from ddpz_lite.grader.batch import Grade, Terms
+from ddpz_lite.grader.exercise import Pristine, pristine
 from ddpz_lite.grader.hidden import BadHidden, More, load
-from ddpz_lite.grader.intake import Refusal, Submission, take
-from ddpz_lite.grader.merge import Pristine, pristine
+from ddpz_lite.grader.intake import take
+from ddpz_lite.grader.report import MISSING, UNLISTED, Report
 from ddpz_lite.grader.sandbox.limits import Limits
+from ddpz_lite.grader.submission import NotGraded, Submission
 
 PATIENCE = 2.0  # times a case's timeout: many ranks share this machine
 
-Lost = list[Refusal | Failure]
-
 
 def run(options: Namespace) -> int:
-    """Grade, write the reports, print a line per notebook; 1 if something was not graded."""
+    """Grade, write the reports, print a line per notebook.
+
+    Returns 1 if something was not graded, or somebody has fewer points than --fail-under.
+    """
     _refuse_other_systems()
     sandbox = _sandbox(options.secure)
     if options.nbval:
         _refuse_nbval(sandbox)
     exercises = _exercises()
     more = _hidden(options.hidden, exercises)
+    tasks = _only(options.only, exercises)
+    names = _roster(options.roster)
     out = Path(options.out)
-    terms = Terms(
-        batch.version(list(exercises.values()), options.hidden and Path(options.hidden)),
-        _seed(out, options.seed),
-        sandbox,
-    )
+    hidden = Path(options.hidden) if options.hidden else None
+    version = batch.version(list(exercises.values()), hidden)
+    terms = Terms(version, _seed(out, options.seed), sandbox)
     taken = take([Path(path) for path in options.submissions], exercises)
     submissions = [one for one in taken if isinstance(one, Submission)]
-    with Grounds() as grounds:
-        results = batch.grade_all(
-            submissions,
-            exercises,
-            terms,
-            out,
-            jobs=options.jobs or cores().usable,
-            more=more,
-            observe=partial(observe_in_sandbox, limits=Limits(patience=PATIENCE)),
-        )
-        said = _nbval(options, submissions, results, exercises, terms, grounds)
-    grades = [one for one in results if isinstance(one, Grade)]
-    lost: Lost = [one for one in [*taken, *results] if isinstance(one, (Refusal, Failure))]
-    lost += _write_students(out, grades, lost, exercises, terms, said)
-    _write(out, grades, lost, exercises, terms, submissions, said)
-    print(_table(grades, lost, terms, out, said))
-    return 1 if lost else 0
+    submissions = [one for one in submissions if _has(exercises[one.lesson], tasks)]
+    report = _graded(options, submissions, exercises, terms, more, tasks)
+    lost = [*(one for one in taken if isinstance(one, NotGraded)), *report.lost]
+    missing, unlisted = _compared(names, taken)
+    report = replace(report, lost=lost, missing=missing, unlisted=unlisted)
+    report = replace(report, lost=[*lost, *_write_students(out, report)])
+    _write(out, report, submissions)
+    low = _low(report, options.fail_under)
+    _say(_table(report, low, options.fail_under, out))
+    return 1 if report.lost or low else 0
+
+
+# ---- what was asked for ----
 
 
 def _refuse_other_systems() -> None:
@@ -81,24 +80,6 @@ def _refuse_nbval(sandbox: str) -> None:
             f"--nbval: {' and '.join(missing)} cannot be imported, so nothing was graded. "
             "Install with the extras lab and test, as `make setup` does, or grade without --nbval."
         )
-
-
-def _nbval(
-    options: Namespace,
-    submissions: Sequence[Submission],
-    results: Sequence[Grade | Failure],
-    exercises: dict[str, Pristine],
-    terms: Terms,
-    grounds: Grounds,
-) -> nbval.Reports:
-    """What nbval says about each notebook that was graded; nothing where it was not asked for."""
-    if not options.nbval:
-        return {}
-    both = zip(submissions, results, strict=True)
-    graded = [submission for submission, one in both if isinstance(one, Grade)]
-    # A run is a kernel and up to four ranks, and a check's own deadlines know no patience.
-    jobs = max(1, (options.jobs or cores().usable) // 2)
-    return nbval.run_all(graded, exercises, terms, Path(options.out), grounds, jobs=jobs)
 
 
 def _sandbox(secure: bool) -> str:
@@ -132,6 +113,40 @@ def _hidden(folder: str | None, exercises: dict[str, Pristine]) -> dict[str, Mor
     return more
 
 
+def _only(asked: Sequence[str] | None, exercises: dict[str, Pristine]) -> list[str] | None:
+    """The tasks that count: those asked for, where a lesson's number stands for all of its own."""
+    if asked is None:
+        return None
+    tasks: list[str] = []
+    for word in asked:
+        answers = exercises[word].answers.values() if word in exercises else ()
+        known = [task for e in exercises.values() for task in e.answers.values() if task == word]
+        if not answers and not known:
+            raise UserError(
+                f"--only: there is no task {word}; name one as 03.weighted_mean, or all of a "
+                f"lesson by its number, of {', '.join(exercises)}"
+            )
+        tasks += [*answers, *known]
+    return tasks
+
+
+def _has(exercise: Pristine, tasks: Sequence[str] | None) -> bool:
+    return tasks is None or bool(set(exercise.answers.values()) & set(tasks))
+
+
+def _roster(path: str | None) -> list[str] | None:
+    try:
+        return roster.load(Path(path)) if path else None
+    except roster.BadRoster as error:
+        raise UserError(f"--roster: {error}") from None
+
+
+def _compared(
+    names: Sequence[str] | None, taken: Sequence[Submission | NotGraded]
+) -> tuple[list[str], list[str]]:
+    return roster.compare(names, (one.student for one in taken)) if names else ([], [])
+
+
 def _seed(out: Path, asked: int | None) -> int:
     """The seed asked for; else that of the batch in `out`, which goes on; else a fresh one."""
     kept = out / "grades" / "batch.json"
@@ -148,62 +163,96 @@ def _seed(out: Path, asked: int | None) -> int:
     return seed
 
 
-def _write_students(
-    out: Path,
-    grades: Sequence[Grade],
-    lost: Lost,
+# ---- the grades ----
+
+
+def _graded(
+    options: Namespace,
+    submissions: Sequence[Submission],
     exercises: dict[str, Pristine],
     terms: Terms,
-    said: nbval.Reports,
-) -> list[Failure]:
+    more: dict[str, More],
+    tasks: Sequence[str] | None,
+) -> Report:
+    """What became of the submissions, with what nbval says where it was asked for."""
+    out = Path(options.out)
+    with Grounds() as grounds:
+        results = batch.grade_all(
+            submissions,
+            exercises,
+            terms,
+            out,
+            jobs=options.jobs or cores().usable,
+            more=more,
+            observe=partial(observe_in_sandbox, limits=Limits(patience=PATIENCE)),
+            tasks=tasks,
+        )
+        said: nbval.Reports = {}
+        if options.nbval:
+            both = zip(submissions, results, strict=True)
+            graded = [submission for submission, one in both if isinstance(one, Grade)]
+            # A run is a kernel and up to four ranks, and a check's own deadlines know no patience.
+            jobs = max(1, (options.jobs or cores().usable) // 2)
+            said = nbval.run_all(graded, exercises, terms, out, grounds, jobs=jobs)
+    grades = [one for one in results if isinstance(one, Grade)]
+    lost = [one for one in results if isinstance(one, NotGraded)]
+    return Report(grades, lost, exercises, terms, said)
+
+
+def _low(report: Report, least: float | None) -> list[tuple[str, int]]:
+    """(student, points) of those who have fewer points than asked for."""
+    if least is None:
+        return []
+    points = {name: one.points for name, one in report.students.items()}
+    points |= dict.fromkeys(report.missing, 0)
+    return [(name, mine) for name, mine in points.items() if mine < least]
+
+
+# ---- the reports ----
+
+
+def _write_students(out: Path, report: Report) -> list[NotGraded]:
     """Write what is given back, and name those whose files could not be written."""
-    titles = {task.id: task.title for e in exercises.values() for task in e.tasks}
     failed = []
-    for student in sorted({one.student for one in [*grades, *lost]}):
-        mine = [grade for grade in grades if grade.student == student]
-        gone = [one for one in lost if one.student == student]
+    for student, mine in report.students.items():
         place = out / "students" / student
-        told = student, mine, gone, exercises, terms, said
         try:
-            batch.write(place / "feedback.html", report.page(*told))
-            batch.write(place / "feedback.md", report.markdown(*told))
-            batch.write(place / "results.json", formats.gradescope(mine, gone, terms, titles))
+            batch.write(place / "feedback.html", pages.html(student, mine))
+            batch.write(place / "feedback.md", pages.markdown(student, mine))
+            batch.write(place / "results.json", formats.gradescope(mine))
         except OSError as error:
             reason = f"the feedback could not be written ({error.strerror})"
-            failed.append(Failure(student, "", f"students/{student}/", reason))
+            failed.append(NotGraded(student, f"students/{student}/", reason))
     return failed
 
 
-def _write(
-    out: Path,
-    grades: Sequence[Grade],
-    lost: Lost,
-    exercises: dict[str, Pristine],
-    terms: Terms,
-    submissions: Sequence[Submission],
-    said: nbval.Reports,
-) -> None:
-    about: dict[str, Task] = {t.id: t for e in exercises.values() for t in e.tasks}
-    lessons = {grade.lesson for grade in grades}
-    tasks = [task for task in about.values() if task.lesson in lessons]
-    batch.write(out / "gradebook.csv", formats.gradebook(grades, lost, tasks, terms))
-    batch.write(out / "junit.xml", formats.junit(grades, lost, terms))
-    batch.write(out / "summary.md", report.summary(grades, lost, terms, said))
-    pairs, common = similarity.pairs(submissions, exercises)
-    batch.write(out / "similarity.md", similarity.report(pairs, common, terms))
+def _write(out: Path, report: Report, submissions: Sequence[Submission]) -> None:
+    batch.write(out / "gradebook.csv", formats.gradebook(report))
+    batch.write(out / "junit.xml", formats.junit(report))
+    batch.write(out / "summary.md", pages.summary(report))
+    pairs, common = similarity.pairs(submissions, dict(report.exercises))
+    batch.write(out / "similarity.md", similarity.report(pairs, common, report.terms))
 
 
-def _table(
-    grades: Iterable[Grade], lost: Lost, terms: Terms, out: Path, said: nbval.Reports
-) -> str:
+def _table(report: Report, low: Sequence[tuple[str, int]], least: float | None, out: Path) -> str:
     lines = [
         f"{grade.student}  {grade.lesson}  {grade.points} of {grade.out_of} points"
-        for grade in grades
+        for grade in report.grades
     ]
     lines += [
-        f"{one.student}  not graded: {formats.in_line(one.where, one.reason)}" for one in lost
+        f"{one.student}  not graded: {text.in_line(one.where, one.reason)}" for one in report.lost
     ]
-    lines += [nbval.summed(said)] if said else []
+    lines += [f"{name}  {MISSING}" for name in report.missing]
+    lines += [f"{name}  {UNLISTED}" for name in report.unlisted]
+    lines += [f"{name}  {points} points, fewer than {least:g}" for name, points in low]
+    lines += [nbval.summed(report.said)] if report.said else []
+    terms = report.terms
     lines.append(f"seed {terms.seed}, checker {terms.version}, sandbox: {terms.sandbox}")
     lines.append(f"reports in {out}/: gradebook.csv, summary.md, similarity.md, students/")
     return "\n".join(lines)
+
+
+def _say(lines: str) -> None:
+    """Print, on a terminal too that cannot write the names of all students."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(lines.encode(encoding, errors="replace").decode(encoding))

@@ -117,7 +117,7 @@ def _read_up(root: Path, name: str) -> list[str]:
 def fork_server() -> Probe:
     """Start a process through multiprocessing's fork server, in a Python of its own."""
     if sys.platform == "win32":
-        return Probe(False, "Windows has none: ranks come from a pool of warm processes")
+        return Probe(False, "Windows has none: run the course in WSL 2")
     return _try([sys.executable, "-c", FORK_SERVER])
 
 

@@ -1,9 +1,9 @@
 """Which samples a rank sees: one shuffled order, dealt like cards.
 
-All ranks draw the same order from the same seed, so nobody has to send it. Rank r takes places r, r
-+ world, ... of it. Where torch's DistributedSampler has the same options, the indices are the same;
-added are a third way to treat a remainder and a state that resumes in the middle of an epoch, at
-another world size too.
+All ranks draw the same order from the same seed, so nobody has to send it. Rank r takes places
+r, r + world, ... of it. Where torch's DistributedSampler has the same options, the indices are the
+same; added are a third way to treat a remainder, and a state that resumes in the middle of an
+epoch, at another world size too.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class RankSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, int | bool]) -> None:
-        """Go on from a state: the next iteration deals what was left of that epoch, to however many
-        ranks there are.
+        """Go on from a state: the next iteration deals what was left of that epoch.
 
-        Raises ValueError when the state belongs to another data set or another order.
+        However many ranks there are now. Raises ValueError when the state belongs to another data
+        set or another order.
         """
         for name in ("length", "shuffle", "seed"):
             if state[name] != getattr(self, name):

@@ -1,5 +1,4 @@
-"""Text as tokens. The default source is the text that every Python carries: the standard library's
-sources.
+"""Text as tokens; the default is the text that every Python carries, its standard library.
 
 Nothing is downloaded. The same source gives the same tokens, the same seed the same batch.
 """
@@ -73,8 +72,7 @@ class Corpus:
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Random windows: inputs (batch_size, context) int64, and targets, the same windows one
-        token later.
+        """Random windows: inputs (batch_size, context) int64, and targets, one token later.
 
         The same seed gives the same batch. A generator gives the next batch of its stream; with
         neither, torch's global generator does. Ranks need different seeds, or all of them learn
@@ -191,19 +189,14 @@ def corpus(
 def _tokens(text: str, alphabet: str) -> Tensor:
     if not alphabet:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)  # (bytes,)
-    points = torch.tensor(
-        [ord(character) for character in text], dtype=torch.int32
-    )  # (characters,)
-    known = torch.tensor(
-        [ord(character) for character in alphabet], dtype=torch.int32
-    )  # (vocab_size,), sorted
+    points = torch.tensor([ord(one) for one in text], dtype=torch.int32)  # (characters,)
+    known = torch.tensor([ord(one) for one in alphabet], dtype=torch.int32)  # (vocab_size,), sorted
     return torch.searchsorted(known, points, out_int32=True)  # (characters,)
 
 
 def _standard_library(max_bytes: int | None) -> tuple[str, str, tuple[str, ...]]:
     root = Path(sysconfig.get_path("stdlib"))
-    # [Note: _sysconfigdata holds the paths of the machine that built Python: neither text nor the
-    # same anywhere.]
+    # _sysconfigdata holds the paths of the machine that built Python: it differs everywhere
     files = [
         p
         for p in _files(root, _NOT_TEXT_TO_LEARN)

@@ -6,7 +6,11 @@ Nothing here judges or knows an expected value: it runs in the answer's process.
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
+from .. import callsite
 from ..meter.held import storages
 from ..wire import span
+
+PATIENCE = 0.3  # seconds until other threads count as busy for good
+PAUSE = 0.002
 
 
 class Holding(TorchDispatchMode):
@@ -54,8 +62,10 @@ class Holding(TorchDispatchMode):
     def now(self, besides: Iterable[torch.Tensor] = ()) -> int:
         """What is held now, without the storages behind `besides`: parameters, say."""
         gc.collect()
+        _settle()
         left_out = {storage._cdata for storage in storages(besides)}
-        return self._bytes(left_out)
+        with callsite.looking:  # the launcher's heartbeat keeps what it looks at
+            return self._bytes(left_out)
 
     def _bytes(self, left_out: Iterable[int] = ()) -> int:
         for key, reference in list(self._there.items()):
@@ -66,6 +76,26 @@ class Holding(TorchDispatchMode):
             storage = torch.UntypedStorage._new_with_weak_ptr(key)
             total += 0 if storage is None else storage.nbytes()
         return total
+
+
+def _settle() -> None:
+    """Wait until no other thread of this process computes: gloo's let go of the tensors of a
+    collective a moment after whoever waits for it goes on.
+    """
+    quiet, patience = 0, time.monotonic() + PATIENCE
+    while quiet < 2 and time.monotonic() < patience:
+        time.sleep(PAUSE)
+        quiet = 0 if _others_run() else quiet + 1
+
+
+def _others_run() -> bool:
+    me = str(threading.get_native_id())
+    try:
+        others = [task for task in os.listdir("/proc/self/task") if task != me]
+        stats = [Path("/proc/self/task", task, "stat").read_text() for task in others]
+    except OSError:  # no /proc here, or a thread has just ended
+        return True
+    return any(stat.rpartition(")")[2].split()[0] == "R" for stat in stats)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Data over the boundary between an answer and its judge: tensors as safetensors, the rest as JSON.
 
 Nothing that is read back can run code, whoever wrote it. What travels: None, bool, int, float, str
-(numpy's as Python's), plain dense tensors, and lists, tuples (read back as lists) and dicts of these.
+(numpy's as Python's), plain dense tensors; lists, tuples (read back as lists) and dicts of these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 LIMIT = 64 << 20  # bytes of one rank's data
-TREE = 1 << 20  # bytes of its JSON part, and of the description of its tensors
+TREE = 1 << 18  # bytes of its JSON part, and of the description of its tensors
 TENSOR = "tensor"  # {"tensor": "3"} stands for the tensor of that number
 ITEMS = "items"  # {"items": [[key, value], ...]} stands for a dict
 DEPTH = 40

@@ -105,8 +105,9 @@ def of(cell: Any) -> str | None:
 
 
 def program(notebook: nbformat.NotebookNode, task_id: str) -> list[tuple[str, str]]:
-    """What runs to grade a task: (cell id, source) of the given cells and of all answers up to the
-    task's own, which comes last.
+    """What runs to grade a task: (cell id, source) of given cells and of answers up to its own.
+
+    Raises KeyError if the notebook has no answer cell for the task.
     """
     cells = []
     for cell in notebook.cells:

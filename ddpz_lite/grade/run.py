@@ -57,13 +57,19 @@ def observe(task: Task, answer: Any, cases: Sequence[Case]) -> list[Observed]:
 
 
 def judge_all(
-    task: Task, answers: Sequence[Any], cases: Sequence[Case], exact: bool = True
+    task: Task,
+    answers: Sequence[Any],
+    cases: Sequence[Case],
+    *,
+    exact: bool = True,
+    seconds: float | None = None,
 ) -> list[Verdict]:
     """The verdict on each answer, as `score(task, observe(...))` gives it, in far fewer launches.
 
     Answers that need the same case have their turns in one launch; those that do not come to their
     end there are run by themselves, as are all in a case on a slower network. Not exact: whoever
-    does not come to its end has "raised", and nothing is run again to say how.
+    does not come to its end has "raised", and nothing is run again to say how. seconds: until a
+    turn is ended; by default the case's own time.
     """
     every = [Judging(task, cases) for _ in answers]
     while waiting := [(j, i) for i, one in enumerate(every) if (j := one.wanted()) is not None]:
@@ -72,7 +78,7 @@ def judge_all(
         case = cases[index]
         alone = case.network is not None
         together = [answers[i] for i in turn]
-        seen = [None] * len(turn) if alone else observe_together(task, together, case)
+        seen = [None] * len(turn) if alone else observe_together(task, together, case, seconds)
         for i, observed in zip(turn, seen, strict=True):
             if observed is None and not exact and not alone:
                 observed = Observed(case, "raised", "it did not come to its end")

@@ -148,8 +148,10 @@ class Judging:
 
 
 def _judge(aspect: Aspect, observed: Observed) -> str | None:
-    """The aspect's sentence. An answer can return anything, and a judge that trips over what it did
-    not expect has found it wrong.
+    """The aspect's sentence, or None.
+
+    An answer can return anything: a judge that trips over what it did not expect has found it
+    wrong.
     """
     try:
         return aspect.judge(observed)

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,15 +65,32 @@ class Observed:
 
     def span(self, rank: int, name: str) -> Span:
         """The stretch of time that the job named, on this rank; the last one of that name."""
-        return [s for s in self.spans if s.rank == rank and s.name == name][-1]
+        return self._named.get((rank, name), [])[-1]
 
     def calls(self, rank: int, during: str | None = None) -> list[Record]:
         """What this rank asked of the network, in order; during: only what it issued in a span."""
-        records = [r for r in self.ledger if r.rank == rank]
+        records = self._issued.get(rank, [])
         if during is None:
-            return records
-        named = [s for s in self.spans if s.rank == rank and s.name == during]
-        return [r for r in records if any(s.started <= r.started <= s.finished for s in named)]
+            return list(records)
+        named = sorted((s.started, s.finished) for s in self._named.get((rank, during), []))
+        begun = [started for started, _ in named]
+        ends = list(accumulate((finished for _, finished in named), max))  # of all begun so far
+        return [r for r in records if (i := bisect(begun, r.started)) and r.started <= ends[i - 1]]
+
+    # A rank may make thousands of calls and hundreds of spans: each is looked at once.
+    @cached_property
+    def _issued(self) -> dict[int, list[Record]]:
+        by_rank: dict[int, list[Record]] = defaultdict(list)
+        for record in self.ledger:
+            by_rank[record.rank].append(record)
+        return by_rank
+
+    @cached_property
+    def _named(self) -> dict[tuple[int, str], list[Span]]:
+        by_name: dict[tuple[int, str], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            by_name[span.rank, span.name].append(span)
+        return by_name
 
     def sent(self, rank: int, during: str | None = None, op: str | None = None) -> int:
         """Bytes that this rank sent."""

@@ -7,11 +7,18 @@ way only: class, arena, sandbox.
 
 The class:
 
-    batch      trusted    submissions, as many at a time as there are cores, resumable
-    intake     trusted    notebooks, folders and zips: what is taken, and why the rest is refused
+    submission trusted    what becomes of what was handed in: answers, or a line that says why not
+    exercise   trusted    what a submission is held against: the exercise as it was handed out
+    places     trusted    folders as they were handed in; zips: the same of zips, within limits
+    owners     trusted    whose a notebook is; roster: who should have handed in
+    answers    trusted    from a notebook's bytes to its answers, and which exercise it is
+    intake     trusted    all of it: what is taken, and a line for all that is not
     merge      trusted    the sources of answers, put into the pristine exercise
+    batch      trusted    submissions, as many at a time as there are cores, resumable
     hidden     trusted    more cases and aspects, which students do not have
-    report     trusted    feedback for the student; formats: CSV, JUnit, Gradescope, a summary
+    report     trusted    what a class is told
+    pages      trusted    it in HTML and Markdown; formats: in CSV, JUnit, for Gradescope
+    text       trusted    what somebody else wrote, fit for a page, a table, a file's name
     similarity trusted    answers that resemble each other: an aid, never a verdict
     nbval      trusted    what nbval says about the whole notebook: to read, never a point
 
@@ -64,14 +71,21 @@ What is defended, with the sandbox
 * The same for a whole notebook under nbval (`--nbval`), in a sandbox of its own. It can start
   Python, has IPv4 to itself, and sees this whole package, judges too, as the learner does. Its
   report is a claim: capped, read as data, shown as text. Points are made before it, without it.
-* The grader's time and memory. Frames, messages, calls and what is under way are bounded; words
-  from a rank are cut to printable ones before they reach a report.
+* The grader's time and memory. Frames, messages, calls, spans and what is under way are bounded,
+  and so is all that a judge looks at; memory that could be held and not be counted is refused.
+* What is judged by time. A case on a slower network runs when nothing else of this grader does,
+  and its times are the broker's. A second grader on the same machine can still disturb it.
+* Reports. Words from a rank are cut to printable ones, without the paths of this machine; a rank
+  has no /proc, where they stand.
 
 What is not defended, and what follows
 
 * An answer can lie about its own process: what it holds in memory, where a span begins and ends,
-  which line called. So a judge should count calls over the whole case where the job makes none
-  itself, and should not give a point for a claim alone.
+  which line called. A span that it asks for by `dz.span` has not the name of a job's; but it can
+  send a span's frame by hand, change a job's module or, by `sys._getframe(1)`, what the job has in
+  its hands. (A job is imported before the cells, so that patching `time.sleep` changes nothing in
+  one that has taken it by name.) So a judge should count calls over the whole case where the job
+  makes none itself, and should not give a point for a claim alone.
 * An answer can undo `grade.guard` in its own process and use torch's strategies. Their bytes, calls
   and data are then what is judged; those of this library are not there.
 * A kernel with a hole. The sandbox is Linux's own, not a virtual machine.

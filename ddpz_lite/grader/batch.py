@@ -27,9 +27,11 @@ import ddpz_lite
 from ..grade.run import draw
 from ..grade.score import Finding, Verdict, score
 from ..grade.task import Observed, Task
+from .arena.observe import turn
+from .exercise import Pristine
 from .hidden import More, extend
-from .intake import Submission
-from .merge import Attempt, Pristine, explained, left_out, merge
+from .merge import Attempt, explained, left_out, merge
+from .submission import NotGraded, Submission
 
 # (task, cells, cases, sandboxed) -> what was seen
 Observe = Callable[..., Sequence[Observed]]
@@ -67,9 +69,7 @@ class Grade:
 
 
 def version(exercises: Sequence[Pristine], folder: Path | None = None) -> str:
-    """The library's version, and a digest of all that decides points: this package, exercises,
-    hidden judges, torch.
-    """
+    """The library's version, and a digest of what decides points: code, exercises, torch."""
     digest = hashlib.sha256(torch.__version__.encode())
     here = Path(ddpz_lite.__file__).resolve().parent
     for path in [*sorted(here.rglob("*.py")), *(sorted(folder.glob("*.py")) if folder else ())]:
@@ -93,26 +93,34 @@ def grade(
     terms: Terms,
     more: dict[str, More],
     observe: Observe,
+    tasks: Sequence[str] | None = None,
+    kept: Grade | None = None,
 ) -> Grade:
-    """Grade one submission. An exception here is the machine's or the checker's, not a verdict."""
+    """Grade one submission. An exception here is the machine's or the checker's, not a verdict.
+
+    tasks: the only ones that are wanted. kept: a grade of the same on the same terms, for some of
+    its tasks: what it says is not graded again.
+    """
     started = time.monotonic()
-    attempts, warnings = merge(exercise, submission)
+    attempts = merge(exercise, submission)
     why = left_out(exercise, submission, attempts)
-    verdicts = []
+    known = {verdict.task: verdict for verdict in kept.verdicts} if kept else {}
     for task, attempt in zip(exercise.tasks, attempts, strict=True):
+        if task.id in known or (tasks is not None and task.id not in tasks):
+            continue
         task = extend(task, more)
         verdict = _verdict(task, attempt, key_of(terms, submission, task), observe, terms)
         findings = (replace(f, sentence=explained(f.sentence, why)) for f in verdict.findings)
-        verdicts.append(replace(verdict, findings=tuple(findings)))
+        known[task.id] = replace(verdict, findings=tuple(findings))
     return Grade(
         student=submission.student,
         lesson=submission.lesson,
         where=submission.where,
         sha256=submission.sha256,
         terms=terms,
-        verdicts=tuple(verdicts),
-        warnings=tuple(warnings),
-        seconds=round(time.monotonic() - started, 1),
+        verdicts=tuple(known[task.id] for task in exercise.tasks if task.id in known),
+        warnings=submission.warnings,
+        seconds=round((kept.seconds if kept else 0.0) + time.monotonic() - started, 1),
     )
 
 
@@ -125,7 +133,8 @@ def _verdict(task: Task, attempt: Attempt, key: str, observe: Observe, terms: Te
         seen += observe(task, attempt.cells, [case], sandboxed=terms.sandbox == "yes")
         if _hopeless(task, seen[-1]):
             break
-    return score(task, seen)
+    with turn():
+        return score(task, seen)
 
 
 def _hopeless(task: Task, seen: Observed) -> bool:
@@ -137,16 +146,6 @@ def _hopeless(task: Task, seen: Observed) -> bool:
 # ---- many ----
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A submission that the grader could not grade: its own trouble, for a person to look at."""
-
-    student: str
-    lesson: str
-    where: str
-    reason: str
-
-
 def grade_all(
     submissions: Sequence[Submission],
     exercises: dict[str, Pristine],
@@ -156,19 +155,21 @@ def grade_all(
     jobs: int,
     more: dict[str, More],
     observe: Observe,
-) -> list[Grade | Failure]:
+    tasks: Sequence[str] | None = None,
+) -> list[Grade | NotGraded]:
     """Grade what is not graded yet, `jobs` at a time; all of them, in the order given.
 
-    Each grade is written to out/grades/ as soon as it is known.
+    Each grade is written to out/grades/ as soon as it is known. tasks: the only ones wanted.
     """
-    results: dict[int, Grade | Failure] = {}
+    results: dict[int, Grade | NotGraded] = {}
     with ThreadPoolExecutor(jobs, thread_name_prefix="grade") as pool:
         running: dict[Future, int] = {}
         for index, one in enumerate(submissions):
-            if (kept := load(path_of(out, one), one, terms)) is not None:
+            exercise, kept = exercises[one.lesson], load(path_of(out, one), one, terms)
+            if kept is not None and _wanted(exercise, tasks) <= {v.task for v in kept.verdicts}:
                 results[index] = kept
                 continue
-            task = pool.submit(grade, one, exercises[one.lesson], terms, more, observe)
+            task = pool.submit(grade, one, exercise, terms, more, observe, tasks, kept)
             running[task] = index
         total, before = len(submissions), len(results)
         with tqdm(total=total, initial=before, unit="notebook", disable=None) as bar:
@@ -180,17 +181,30 @@ def grade_all(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [results[index] for index in range(len(submissions))]
+    return [_only(results[index], tasks) for index in range(len(submissions))]
 
 
-def _keep(done: Future, submission: Submission, out: Path) -> Grade | Failure:
+def _wanted(exercise: Pristine, tasks: Sequence[str] | None) -> set[str]:
+    """The tasks of an exercise that are wanted."""
+    every = set(exercise.answers.values())
+    return every if tasks is None else every & set(tasks)
+
+
+def _only(result: Grade | NotGraded, tasks: Sequence[str] | None) -> Grade | NotGraded:
+    """A grade without the tasks that nobody asked for."""
+    if tasks is None or isinstance(result, NotGraded):
+        return result
+    return replace(result, verdicts=tuple(v for v in result.verdicts if v.task in tasks))
+
+
+def _keep(done: Future, submission: Submission, out: Path) -> Grade | NotGraded:
     try:
         graded = done.result()
         save(path_of(out, submission), graded)
         return graded
     except Exception as error:
         reason = f"the grader could not grade it: {type(error).__name__}: {error}"
-        return Failure(submission.student, submission.lesson, submission.where, reason)
+        return NotGraded(submission.student, submission.where, reason)
 
 
 def path_of(out: Path, submission: Submission) -> Path:
@@ -210,7 +224,8 @@ def load(path: Path, submission: Submission, terms: Terms) -> Grade | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     same = (kept.sha256, kept.lesson, kept.terms) == (submission.sha256, submission.lesson, terms)
-    return replace(kept, student=submission.student, where=submission.where) if same else None
+    about = {"student": submission.student, "where": submission.where}
+    return replace(kept, **about, warnings=submission.warnings) if same else None
 
 
 def _grade(tree: dict[str, Any]) -> Grade:

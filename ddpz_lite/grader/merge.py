@@ -7,50 +7,20 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import nbformat
 
 from ..grade import notebooks
-from ..grade.task import Task, find
-
-if TYPE_CHECKING:
-    from .intake import Submission
+from .answers import defined
+from .exercise import Pristine
+from .submission import Submission
 
 # What IPython understands and Python does not: magics, shell lines, help. Matched after the indent:
 # two neighbouring repeats that both take blanks would try every split of them.
 MAGIC = re.compile(r"(?:%{1,2}[A-Za-z]|!{1,2}|\?|[\w.]+\?{1,2}\s*$|[\w., ]+=\s*[%!]\s*\w)")
 
-# A name at the beginning of a line that is defined there: good enough to explain an error.
-DEFINES = re.compile(
-    r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]*)?=(?!=)"
-    r"|^(?:from[ \t]+\S+[ \t]+)?import[ \t]+(.+)",
-    re.MULTILINE,
-)
-LONGEST = 60  # characters of such a name
 MISSING = re.compile(r"NameError: name '(\w+)' is not defined")
-
-
-@dataclass(frozen=True)
-class Pristine:
-    """An exercise as it was handed out."""
-
-    lesson: str
-    name: str  # "03_data_parallel"
-    title: str
-    cells: tuple[tuple[str, str, str | None], ...]  # id, source, task (None: a given cell)
-    notebook: str = field(default="", repr=False)  # the whole learner's copy, as a file's text
-
-    @property
-    def answers(self) -> dict[str, str]:
-        """Answer cell's id -> its task."""
-        return {name: task for name, _, task in self.cells if task is not None}
-
-    @property
-    def tasks(self) -> list[Task]:
-        return [find(task) for task in self.answers.values()]
 
 
 @dataclass(frozen=True)
@@ -63,46 +33,18 @@ class Attempt:
     sentence: str = ""
 
 
-def pristine(path: Path) -> Pristine:
-    """The exercise that a master makes. Raises notebooks.Malformed."""
-    notebook = notebooks.read(path)
-    for complaint in notebooks.complaints(notebook, path.stem):
-        raise notebooks.Malformed(f"{path.parent.name}/{path.name}: {complaint}")
-    copy = notebooks.blank(notebook)
-    cells = tuple(
-        (cell.id, cell.source, notebooks.of(cell))
-        for cell in copy.cells
-        if notebooks.role(cell) in ("given", "answer")
-    )
-    about = notebook.metadata["ddpz"]
-    whole = notebooks.write_text(copy)
-    return Pristine(about["exercise"], path.stem, about["title"], cells, whole)
-
-
-def merge(exercise: Pristine, submission: Submission) -> tuple[list[Attempt], list[str]]:
-    """(an attempt per task, warnings). A cell that is there twice counts the last time."""
-    theirs: dict[str, str] = {}
-    warnings = list(submission.warnings)
-    for name, source in submission.answers:
-        if name in theirs:
-            warnings.append(f"the cell {name} is there more than once; the last one counts")
-        theirs[name] = source
+def merge(exercise: Pristine, submission: Submission) -> list[Attempt]:
+    """An attempt per task."""
+    theirs = dict(submission.answers)
     attempts, before = [], []
     for name, stub, task in exercise.cells:
         if task is None:
             before.append((name, stub))
             continue
-        attempt = _attempt(task, name, stub, theirs.get(name), tuple(before))
+        attempt = _attempt(exercise, name, theirs.get(name), tuple(before))
         attempts.append(attempt)
         before.append(attempt.cells[-1] if attempt.cells else (name, stub))
-    return attempts, warnings
-
-
-def defined(source: str) -> list[str]:
-    """The names that a cell seems to define, whatever it is."""
-    lines = (" ".join(groups) for groups in DEFINES.findall(source))
-    names = dict.fromkeys(name for line in lines for name in re.findall(r"\w+", line))
-    return [name for name in names if len(name) <= LONGEST]
+    return attempts
 
 
 def left_out(exercise: Pristine, submission: Submission, attempts: list[Attempt]) -> dict[str, str]:
@@ -126,8 +68,9 @@ def explained(sentence: str, why: dict[str, str]) -> str:
 
 
 def merged(exercise: Pristine, submission: Submission) -> nbformat.NotebookNode:
-    """The pristine notebook with the submission's answers, for nbval. One that `read` refuses is
-    left out: no magic and no shell line comes in.
+    """The pristine notebook with the submission's answers, for nbval.
+
+    An answer that `read` refuses is left out: no magic and no shell line comes in.
     """
     notebook = nbformat.reads(exercise.notebook, as_version=4)
     theirs = {name: text for name, text in submission.answers if read(text)[0] != "refused"}
@@ -138,11 +81,12 @@ def merged(exercise: Pristine, submission: Submission) -> nbformat.NotebookNode:
 
 
 def _attempt(
-    task: str, name: str, stub: str, source: str | None, before: tuple[tuple[str, str], ...]
+    exercise: Pristine, name: str, source: str | None, before: tuple[tuple[str, str], ...]
 ) -> Attempt:
+    task = exercise.answers[name]
     if source is None:
         return Attempt(task, (), "not attempted", "Its answer cell is not in the notebook.")
-    if not source.strip() or source.split() == stub.split():
+    if not exercise.attempted(name, source):
         return Attempt(task, (), "not attempted", "The answer cell still holds its stub.")
     status, sentence = read(source)
     return Attempt(task, () if status else (*before, (name, source)), status, sentence)

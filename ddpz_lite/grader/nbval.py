@@ -20,12 +20,14 @@ from tqdm import tqdm
 
 from ..grade import notebooks
 from .batch import Terms, write
-from .intake import Submission
-from .merge import Pristine, merged
+from .exercise import Pristine
+from .merge import merged
+from .sandbox.frames import without_paths
 from .sandbox.grounds import Grounds
 from .sandbox.leash import NoRanks
 from .sandbox.notebook import NoReport
 from .sandbox.notebook import run as run_notebook
+from .submission import Submission
 
 NEEDED = ("pytest", "nbval", "ipykernel", "jupyter_client")  # packages, to run it
 LINES, WIDTH = 8, 200  # what is kept of a failure
@@ -186,7 +188,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 def _first_lines(text: str) -> str:
     """A failure without what nbval writes around it, and cut."""
-    text = COLOUR.sub("", text).removeprefix(LEAD)
+    text = without_paths(COLOUR.sub("", text).removeprefix(LEAD))
     _, _, traceback = text.partition("Traceback:\n")
     lines = [line.rstrip() for line in (traceback or text).splitlines() if line.strip("- ")]
     return "\n".join(line[:WIDTH] for line in lines[:LINES])

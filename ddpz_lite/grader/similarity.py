@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .batch import Terms
-from .formats import in_markdown
-from .intake import Submission
-from .merge import Pristine
+from .exercise import Pristine
+from .submission import Submission
+from .text import in_markdown
 
 WIDTH = 6  # nodes of the tree in one piece
 LEAST = 40  # pieces: a shorter answer says nothing

@@ -179,9 +179,9 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
     sentence = f"was killed by {name}"
     if -status == signal.SIGSEGV:
         sentence += " (segmentation fault: native code touched memory that is not its own)"
-    if -status == getattr(signal, "SIGBUS", None):
+    if -status == signal.SIGBUS:
         sentence += " (a mapped file had no room: often a full disk, where the temporary files are)"
-    if -status == getattr(signal, "SIGKILL", None):
+    if -status == signal.SIGKILL:
         sentence += " (often the system's answer to a lack of memory: use less, or fewer ranks)"
     return Failure(rank, "killed", at, sentence + last_seen, where or seen)
 

@@ -11,16 +11,24 @@ import sys
 import tempfile
 import threading
 
-from .ranks import EngineGone, Output, Ranks, environment
+from .processes import Output, Processes
 from .zygote import REQUEST
 
 PATIENCE = 0.5  # seconds for the zygote to end its jobs and itself
+PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+ZYGOTE = "ddpz_lite.launcher.zygote"
+# Its package imports it before it is run. runpy warns of that, which must not end it where warnings
+# are errors.
+QUIET = ["-W", "ignore::RuntimeWarning:runpy"]
+
+
+class ForkServerGone(RuntimeError):
+    """The process that starts the ranks has died before it could."""
 
 
 class ForkServer:
-    """Ranks forked from a process that has imported torch: the engine of Linux and macOS."""
-
-    note = ""  # what the learner should know about this engine
+    """Ranks forked from a process that has imported torch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,48 +44,46 @@ class ForkServer:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the zygote fails to start)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "ddpz_lite.launcher.zygote", str(theirs.fileno())],
+                    [sys.executable, "-P", *QUIET, "-m", ZYGOTE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._errors,
                     stderr=self._errors,
                     start_new_session=True,
-                    env=environment(),
+                    env=_environment(),
                 )
             self._owner = os.getpid()
             atexit.register(self.close)
 
-    def start(self, world_size: int, folder: str) -> Ranks:
+    def start(self, world_size: int, folder: str) -> Processes:
+        """The processes of a new job, which wait for their orders. Raises ForkServerGone."""
         self.warm()
         events, their_events = socket.socketpair()
-        ranks, theirs = Ranks([], [], events), [their_events.detach()]
-        name = os.fsencode(folder)
+        processes, theirs = Processes([], [], events), [their_events.detach()]
         try:
             for _ in range(world_size):
-                control, their_control = socket.socketpair()
-                ranks.controls.append(control)
-                theirs.append(their_control.detach())
-                read, write = os.pipe()
-                ranks.outputs.append(Output(read))
-                theirs.append(write)
-            with self._lock:
-                socket.send_fds(self._requests, [REQUEST.pack(world_size, len(name))], theirs)
-                self._requests.sendall(name)
+                theirs += _connect(processes)
+            self._request(world_size, os.fsencode(folder), theirs)
         except OSError as error:
-            ranks.close()
+            processes.close()
             if error.errno == errno.EMFILE:
                 raise OSError(
                     errno.EMFILE,
                     f"launch: {world_size} ranks need {4 * world_size} open files here for a "
                     "moment, more than this process may have; raise the limit (`ulimit -n`)",
                 ) from None
-            raise EngineGone(
+            raise ForkServerGone(
                 f"launch: the fork server is gone ({error}).\n{self.last_words()}"
             ) from None
         finally:
             for fd in theirs:
                 os.close(fd)
-        return ranks
+        return processes
+
+    def _request(self, world_size: int, folder: bytes, fds: list[int]) -> None:
+        with self._lock:
+            socket.send_fds(self._requests, [REQUEST.pack(world_size, len(folder))], fds)
+            self._requests.sendall(folder)
 
     def close(self) -> None:
         """End the zygote; the next job starts another."""
@@ -97,3 +103,26 @@ class ForkServer:
         """What the zygote printed, if it failed."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
+
+
+def _connect(processes: Processes) -> tuple[int, int]:
+    """One rank's control and output: our ends kept in `processes`, the rank's returned."""
+    control, their_control = socket.socketpair()
+    processes.controls.append(control)
+    with their_control:
+        read, write = os.pipe()
+        processes.outputs.append(Output(read))
+        return their_control.detach(), write
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the zygote: the caller's, able to import this package."""
+    paths = [PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # quiet on sockets
+    }
+
+
+SERVER = ForkServer()  # this process's; it starts nothing until `warm` or `start`

@@ -1,47 +1,33 @@
-"""One job in the kernel: a single loop hears every rank, and decides when the job is over and why.
+"""One launch, seen from the kernel: start the ranks, hear them, judge, and leave nothing behind.
 
 The loop runs in the caller's thread, so Ctrl-C interrupts it like any cell, and prints what ranks
-print, because a kernel does not forward the output of its child processes. It never waits for one
-rank while another has something to say.
+print, because a kernel does not forward the output of its child processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
-import selectors
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .channel import Channel, Inbox
-from .engines import Engine
-from .failure import (
-    Failure,
-    Folder,
-    RankFailed,
-    explain,
-    from_exception,
-    from_status,
-    root_cause,
-    running_place,
-)
+from .control import Control
+from .failure import Failure, Folder, RankFailed, explain, root_cause, running_place
+from .forkserver import ForkServer
+from .hearing import Hearing
 from .interrupts import Interrupts
 from .printer import Printer
-from .progress import Bar
+from .processes import Processes
 from .rank import Orders
-from .ranks import START_DEADLINE, EngineGone, Ranks
 from .run import Run
 
-if TYPE_CHECKING:
-    from ..wire.stall import Stall
-
-TICK = 0.05  # seconds between two looks at the board
+START_DEADLINE = 120.0  # seconds for the fork server to import torch, on the slowest disk
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
 GRACE_CONSEQUENCE = 2.0  # seconds to wait for the cause when only its consequences are known
 LEAVE = 5.0  # seconds for ranks to end by themselves when all have returned
@@ -50,17 +36,13 @@ LEAVE = 5.0  # seconds for ranks to end by themselves when all have returned
 class Job:
     """The state of one launch, from the first process to the last descriptor."""
 
-    def __init__(self, orders: Orders, engine: Engine, printer: Printer):
+    def __init__(self, orders: Orders, server: ForkServer, printer: Printer):
         self.world_size = orders.world_size
-        self.orders, self.engine, self.printer = orders, engine, printer
+        self.orders, self.server, self.printer = orders, server, printer
         self.began = time.monotonic()
-        self.results: dict[int, bytes] = {}
-        self.histories: dict[int, tuple[list, list]] = {}
-        self.failures: list[Failure] = []
-        self.status: dict[int, int] = {}
-        self.started = self.over = self.killed = self.stacks_fresh = False
-        self.doom: Stall | None = None  # the stall that the board reported at the last look
-        self.bar: Bar | None = None
+        self.origin: float | None = None  # when the ranks got their orders
+        self.stacks_fresh = False
+        self.doom: Any = None  # the stall that the board reported at the last look
 
     def run(self) -> Run:
         """Run the job to its end. Raises RankFailed; leaves nothing behind."""
@@ -68,13 +50,11 @@ class Job:
             self.path = tempfile.mkdtemp(prefix="ddpz-")
             self.folder = Folder(self.path)
             self.board: Any = None
-            self.ranks: Ranks | None = None
-            self.selector = selectors.DefaultSelector()
+            self.processes: Processes | None = None
+            self.heard = Hearing(self.world_size, self.printer, self.folder)
             try:
-                self.board = self._new_board() if self.orders.record else None
-                self.ranks = self.engine.start(self.world_size, self.path)
-                self._register()
-                self._until(lambda: len(self.results) == self.world_size, self._watch_over)
+                self._start()
+                self.heard.until(self.heard.all_returned, self._watch_over)
                 self._dismiss()
                 return self._result()
             except KeyboardInterrupt:
@@ -86,6 +66,20 @@ class Job:
                 finally:
                     self._close()
 
+    # -- the start ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Ask for the processes, and send each its orders once they exist."""
+        if self.orders.record:
+            self.board = self._new_board()
+        self.processes = self.server.start(self.world_size, self.path)
+        self.heard.listen(self.processes)
+        self.heard.until(lambda: self.heard.started, self._watch_start)
+        self.origin = time.monotonic()
+        for rank, control in enumerate(self.processes.controls):
+            own = replace(self.orders, rank=rank, folder=self.path, origin=self.origin)
+            self._tell(control, "orders", pickle.dumps(own))
+
     def _new_board(self) -> Any:
         from ..wire import Board
 
@@ -95,261 +89,141 @@ class Job:
             error.add_note("launch keeps its files there: make room, or set TMPDIR to another disk")
             raise
 
-    # -- the loop ----------------------------------------------------------------------------------
+    def _watch_start(self) -> None:
+        self.interrupts.obey()
+        if time.monotonic() > self.began + START_DEADLINE:
+            raise RuntimeError(f"launch: no process could be started within {START_DEADLINE:.0f} s")
 
-    def _register(self) -> None:
-        self.inboxes = [Inbox(control) for control in self.ranks.controls]
-        for rank, (inbox, output) in enumerate(zip(self.inboxes, self.ranks.outputs, strict=True)):
-            self.selector.register(inbox.sock, selectors.EVENT_READ, (self._hear, rank, inbox))
-            self.selector.register(output, selectors.EVENT_READ, (self._print, rank, output))
-        self.ranks.events.setblocking(False)
-        self._event_data = b""
-        self.selector.register(
-            self.ranks.events, selectors.EVENT_READ, (self._event, 0, self.ranks.events)
-        )
-
-    def _until(self, done: Callable[[], bool], watch: Callable[[], None] | None = None) -> None:
-        """Hear the ranks until `done()`; `watch` looks for trouble after every round."""
-        while not done():
-            for key, _ in self.selector.select(TICK):
-                handler, rank, source = key.data
-                handler(rank, source)
-            if watch:
-                watch()
-
-    def _hear(self, rank: int, inbox: Inbox) -> None:
-        """Frames from a rank: its result, its exception, or how far it is."""
-        if inbox.sock not in self.selector.get_map():
-            return  # closed earlier in the same round
-        try:
-            for kind, body in inbox.frames():
-                if kind == "result":
-                    self.results[rank], self.histories[rank] = pickle.loads(body)
-                elif kind == "raised":
-                    told = pickle.loads(body)
-                    self.histories[rank] = told["history"]
-                    self.failures.append(from_exception(rank, time.monotonic(), told))
-                elif kind == "bar":
-                    self.bar = self.bar or Bar(self.world_size)
-                    self.bar.update(rank, *json.loads(body))
-        except EOFError:
-            self.selector.unregister(inbox.sock)
-
-    def _print(self, rank: int, output: Any) -> bool:
-        """Print what has come from a rank; returns whether there was something."""
-        try:
-            data = output.read(1 << 16)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            data = b""
-        if data:
-            self.printer.feed(rank, data)
-        else:
-            self.selector.unregister(output)
-        return bool(data)
-
-    def _event(self, _: int, events: Any) -> None:
-        """News from the engine: the ranks have been started, one has ended, all have ended."""
-        try:
-            data = events.recv(1 << 16)
-        except ConnectionError:
-            data = b""
-        if not data:
-            self.selector.unregister(events)
-            self.over = True
-            if len(self.results) < self.world_size and not self.failures:
-                if not self.started:
-                    raise EngineGone("launch: the process that starts the ranks has died")
-                raise RuntimeError(
-                    "launch: the process that started the ranks was killed, and the ranks with it; "
-                    "run the cell again"
-                )
-            return
-        *lines, self._event_data = (self._event_data + data).split(b"\n")
-        for line in map(json.loads, lines):
-            if "pids" in line:
-                self._give_orders()
-            elif "rank" in line:
-                self._ended(line["rank"], line["status"])
-            elif "over" in line:
-                self.over = True
-
-    def _give_orders(self) -> None:
-        self.started = True
-        self.origin = time.monotonic()
-        for rank, control in enumerate(self.ranks.controls):
-            own = replace(self.orders, rank=rank, folder=self.path, origin=self.origin)
-            control.setblocking(True)
-            with contextlib.suppress(ConnectionError):  # it died at birth: an event will say how
-                Channel(control).send("orders", pickle.dumps(own))
-            control.setblocking(False)
-
-    def _ended(self, rank: int, status: int) -> None:
-        """A process is gone. That is a failure unless it has returned or raised; its last frames
-        are read first.
-        """
-        self.status[rank] = status
-        self._hear(rank, self.inboxes[rank])
-        spoke = rank in self.results or any(failure.rank == rank for failure in self.failures)
-        if not spoke:
-            self.failures.append(from_status(rank, time.monotonic(), status, self.folder))
-        elif rank in self.results and status != 0 and not self.killed:
-            print(f"[rank {rank}] returned, then its process ended with status {status}")
+    def _tell(self, control: socket.socket, kind: str, body: bytes = b"") -> None:
+        control.setblocking(True)
+        with contextlib.suppress(ConnectionError):  # it is gone: an event says how, or has said
+            Control(control).send(kind, body)
+        control.setblocking(False)
 
     # -- judging -----------------------------------------------------------------------------------
 
     def _watch_over(self) -> None:
         """Raise RankFailed as soon as it is clear that the job cannot end well, and why."""
         self.interrupts.obey()
-        now = time.monotonic()
-        if self.failures:
-            if not self.stacks_fresh:
-                self._ask_for_stacks()
-            root = root_cause(self.failures)
-            grace = GRACE_CONSEQUENCE if root.consequence else GRACE
-            if self._all_heard() or now > self.failures[0].at + grace:
-                self._fail(root)
-        elif not self.started:
-            if now > self.began + START_DEADLINE:
-                raise RuntimeError(
-                    f"launch: no process could be started within {START_DEADLINE:.0f} s"
-                )
-        elif now > self.origin + self.orders.timeout:
+        if self.heard.failures:
+            self._judge_failures()
+        elif time.monotonic() > self.origin + self.orders.timeout:
             self._fail_timeout()
-        elif self.board and (doom := self.board.stall(gone=set(self.results))) is not None:
-            if doom == self.doom:  # twice in a row: not a moment between two calls
-                self._fail_stalled(doom)
+        elif self.board is not None:
+            doom = self.board.stall(gone=set(self.heard.results))
+            if doom is not None and doom == self.doom:  # twice: not a moment between two calls
+                self._ask_for_stacks()
+                self._fail_hang("stalled", doom.rank, doom.sentence)
             self.doom = doom
-        else:
-            self.doom = None
+
+    def _judge_failures(self) -> None:
+        """Wait a little for the others to speak; then the failure that explains the rest."""
+        failures = self.heard.failures
+        if not self.stacks_fresh:
+            self._ask_for_stacks()
+        root = root_cause(failures)
+        grace = GRACE_CONSEQUENCE if root.consequence else GRACE
+        if self.heard.all_spoke() or time.monotonic() > failures[0].at + grace:
+            self._fail(root, root.rank)
 
     def _ask_for_stacks(self) -> None:
         """Have every living rank write its stack into the job's folder; a hung one can."""
-        self.ranks.ask_for_stacks()
+        self.processes.ask_for_stacks()
         deadline = time.monotonic() + GRACE
-        self._until(lambda: self._all_heard() or time.monotonic() > deadline)
+        self.heard.until(lambda: self.heard.all_spoke() or time.monotonic() > deadline)
         self.stacks_fresh = True
-
-    def _all_heard(self) -> bool:
-        """Whether every rank has returned or failed."""
-        spoke = {failure.rank for failure in self.failures} | self.results.keys()
-        return len(spoke) == self.world_size
-
-    def _fail_stalled(self, stall: Stall) -> None:
-        """Ranks wait for what can never come."""
-        self._ask_for_stacks()
-        self._fail_hang("stalled", stall.rank, stall.sentence)
 
     def _fail_timeout(self) -> None:
         """Time is up: look first at a rank that runs by itself, else at one that has left."""
         self._ask_for_stacks()
-        here = [rank for rank in range(self.world_size) if rank not in self.results]
+        results = self.heard.results
+        here = [rank for rank in range(self.world_size) if rank not in results]
         running = [rank for rank in here if not self._place(rank)[0]]
-        rank = [*running, *sorted(self.results), *here][0]
+        rank = [*running, *sorted(results), *here][0]
         late = f"the job did not end within timeout={self.orders.timeout:g} s"
-        first = f"Look first at rank {rank}: it {self._positions()[rank]}"
+        first = f"Look first at rank {rank}: it {dict(self._positions())[rank]}"
         self._fail_hang("timeout", rank, f"{late}. {first}")
 
     def _fail_hang(self, kind: str, rank: int, sentence: str) -> None:
         where = self.folder.stack_place(rank)
         self._fail(Failure(-1, kind, time.monotonic(), sentence, where), rank)
 
-    def _fail(self, root: Failure, rank: int | None = None) -> None:
-        positions = self._positions()
+    def _fail(self, root: Failure, rank: int) -> None:
+        positions = dict(self._positions())
         self._end()
         self.printer.finish()
-        raise RankFailed(
-            explain(root, positions),
-            root.rank if rank is None else rank,
-            root.kind,
-            root.where,
-            self._ledger()[0],
-        )
+        records, _ = self.heard.ledger()
+        raise RankFailed(explain(root, positions), rank, root.kind, root.where, records)
 
-    def _positions(self) -> dict[int, str]:
-        """{rank: where it is}, in words, for the ranks that have not failed themselves."""
-        failed = {failure.rank: failure for failure in self.failures}
-        words = {}
+    def _positions(self) -> Iterator[tuple[int, str]]:
+        """(rank, where it is) in words, for every rank."""
+        failed = {failure.rank: failure for failure in self.heard.failures}
         for rank in range(self.world_size):
-            if rank in self.results:
-                words[rank] = "had returned"
+            if rank in self.heard.results:
+                yield rank, "had returned"
             elif rank in failed:
-                words[rank] = failed[rank].short
+                yield rank, failed[rank].short
             else:
-                words[rank] = self._place(rank)[1]
-        return words
+                yield rank, self._place(rank)[1]
 
     def _place(self, rank: int) -> tuple[bool, str]:
-        """(whether it waits in a collective, where it is in words), by the board if there is one,
-        else by its stack.
-        """
+        """(whether it waits in a collective, where it is): by the board, or else by its stack."""
         if self.board is not None and (position := self.board.position(rank)).phase != "running":
             return position.phase == "waiting", self.board.describe(rank)
         return running_place(self.folder, rank, self.stacks_fresh)
 
     def _tell_interrupted(self) -> None:
         """Ctrl-C: say where the ranks were, and that they are gone."""
-        words = {}
-        if self.started:
+        words: list[tuple[int, str]] = []
+        if self.origin is not None:
             self._ask_for_stacks()
-            words = self._positions()
+            words = list(self._positions())
         self._end()
         self.printer.finish()
         print("interrupted; the ranks have been ended.")
-        for rank, text in words.items():
+        for rank, text in words:
             print(f"  rank {rank} {text}")
 
     # -- the end -----------------------------------------------------------------------------------
 
     def _dismiss(self) -> None:
         """All have returned: let them go, and hear what they still print."""
-        for control in self.ranks.controls:
-            control.setblocking(True)
-            with contextlib.suppress(ConnectionError):  # it is gone already; its result is here
-                Channel(control).send("bye")
-            control.setblocking(False)
+        for control in self.processes.controls:
+            self._tell(control, "bye")
         deadline = time.monotonic() + LEAVE
-        self._until(lambda: self.over or time.monotonic() > deadline, self.interrupts.obey)
+        self.heard.until(
+            lambda: self.heard.over or time.monotonic() > deadline, self.interrupts.obey
+        )
 
     def _end(self) -> None:
         """Kill what still runs, wait until it is gone, and read what was printed up to then."""
-        if self.ranks is None:
+        if self.processes is None:
             return
-        if not self.over:
-            self.killed = True
-            self.ranks.kill()
+        if not self.heard.over:
+            self.heard.killed = True
+            self.processes.kill()
             deadline = time.monotonic() + LEAVE
-            self._until(lambda: self.over or time.monotonic() > deadline)
-        for rank, output in enumerate(self.ranks.outputs):
-            while output in self.selector.get_map() and self._print(rank, output):
-                pass
+            self.heard.until(lambda: self.heard.over or time.monotonic() > deadline)
+        self.heard.drain()
 
     def _close(self) -> None:
-        if self.ranks is not None:
-            self.ranks.close()
+        if self.processes is not None:
+            self.processes.close()
         if self.board is not None:
             self.board.close()
-        self.selector.close()
+        self.heard.close()
         shutil.rmtree(self.path, ignore_errors=True)
-        if self.bar:
-            self.bar.close()
-
-    def _ledger(self) -> tuple[list, list]:
-        records = [record for rank in sorted(self.histories) for record in self.histories[rank][0]]
-        spans = [span for rank in sorted(self.histories) for span in self.histories[rank][1]]
-        return records, spans
 
     def _result(self) -> Run:
         self.printer.finish()
-        records, spans = self._ledger()
+        records, spans = self.heard.ledger()
         values = [self._value(rank) for rank in range(self.world_size)]
         seconds = time.monotonic() - self.began
         return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines)
 
     def _value(self, rank: int) -> Any:
         try:
-            return pickle.loads(self.results[rank])
+            return pickle.loads(self.heard.results[rank])
         except Exception as error:
             raise RankFailed(
                 f"rank {rank} ended well, but its result cannot be rebuilt in the notebook "
@@ -357,5 +231,5 @@ class Job:
                 "Return data: numbers, strings, tensors, lists, dicts.",
                 rank,
                 "raised",
-                ledger=self._ledger()[0],
+                ledger=self.heard.ledger()[0],
             ) from error

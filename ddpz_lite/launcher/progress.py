@@ -17,8 +17,7 @@ EVERY = 0.1  # seconds between two words to the kernel
 def progress(
     items: Iterable[Item], total: int | None = None, label: str = "step"
 ) -> Iterator[Item]:
-    """Iterate over `items` and show how far the ranks are: `for step in dz.progress(range(100)):
-    ...`.
+    """Iterate over `items` and show how far the ranks are: `for i in dz.progress(range(100)): ...`
 
     Under `dz.launch` the notebook draws one bar, at the pace of the slowest rank. In a plain
     process it draws its own. `total` is needed where `items` has no length; without it only the
@@ -26,13 +25,13 @@ def progress(
     """
     if total is None:
         total = len(items) if hasattr(items, "__len__") else None
-    session = _rank.current
-    bar = None if session else Bar(1)
+    here = _rank.current
+    bar = None if here else Bar(1)
     last = 0.0
 
     def tell(done: int) -> None:
-        if session:
-            session.channel.send("bar", json.dumps([label, done, total]).encode())
+        if here:
+            here.control.send("bar", json.dumps([label, done, total]).encode())
         else:
             bar.update(0, label, done, total)
 

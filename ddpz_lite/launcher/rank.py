@@ -9,6 +9,7 @@ peers stay where they were, and the report can say where that was, instead of sh
 from __future__ import annotations
 
 import atexit
+import bdb
 import contextlib
 import datetime
 import faulthandler
@@ -22,11 +23,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import callsite
-from .channel import Channel
+from .control import Control
 from .ship import pack_result
 from .telling import describe
 
@@ -51,36 +53,44 @@ class Orders:
     timeout: float  # seconds
     origin: float  # time.monotonic() at the start of the job
     threads: int
-    cells: dict[str, tuple[str, list[str]]]
+    cells: dict[str, tuple[str, list[str]]]  # see `ship.cell_sources`
     path: list[str]
     cwd: str | None  # None: it was deleted under the notebook
     environ: dict[str, str] = field(repr=False)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """{file name of a cell's code: "cell 12"}."""
+        return {name: label for name, (label, _) in self.cells.items()}
+
 
 @dataclass
-class Session:
+class Rank:
     """This process as a rank; `current` is None everywhere else."""
 
     rank: int
     world_size: int
-    channel: Channel
+    control: Control
     device: int | None
 
 
-current: Session | None = None
+current: Rank | None = None
 
 
-def main(control: socket.socket, watch_pid: int | None = None) -> int:
-    """Be a rank of the job whose orders arrive on `control`. Returns the exit status."""
+def main(sock: socket.socket, zygote: int) -> int:
+    """Be a rank of the job whose orders arrive on `sock`. Returns the exit status.
+
+    zygote: the process id of our parent; when it is gone, so is the job.
+    """
     global current
-    channel = Channel(control)
-    frame = channel.receive()
+    control = Control(sock)
+    frame = control.receive()
     if frame is None:
         return 1
     orders: Orders = pickle.loads(frame[1])
-    current = Session(orders.rank, orders.world_size, channel, orders.devices[orders.rank])
+    current = Rank(orders.rank, orders.world_size, control, orders.devices[orders.rank])
     _settle(orders)
-    _watch(orders, watch_pid)
+    _watch(orders, zygote)
     board = _board(orders)
     try:
         body = _work(orders, board)
@@ -88,23 +98,37 @@ def main(control: socket.socket, watch_pid: int | None = None) -> int:
     except BaseException as error:  # SystemExit ends a rank too, and must be told
         kind, body = "raised", pickle.dumps(describe(error, _history(orders)))
     _flush()
-    channel.send(kind, body)
+    control.send(kind, body)
     if board and kind == "raised":  # told first: a peer that waits for us is no stall of its own
         board.mark("raised")
-    channel.receive()  # the kernel says when: peers may still need this rank's sockets
+    control.receive()  # the kernel says when: peers may still need this rank's sockets
     if kind == "result":
         atexit._run_exitfuncs()
     _flush()
     return 0 if kind == "result" else 1
 
 
+# -- the surroundings ------------------------------------------------------------------------------
+
+
 def _settle(orders: Orders) -> None:
-    """Make this process look like the one that called launch: folder, paths, environment, output,
-    cells.
-    """
+    """Make this process look like the one that called launch."""
     if orders.cwd is not None:
         os.chdir(orders.cwd)
     sys.path[:] = orders.path
+    _settle_environment(orders)
+    _settle_streams()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for filename, (_, lines) in orders.cells.items():
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    callsite.set_cells(orders.labels)
+    bdb.Bdb.set_trace = _no_debugger  # every debugger's breakpoint comes through here
+    if "numpy" in sys.modules:  # torch and random reseed themselves in a fork, numpy does not
+        sys.modules["numpy"].random.seed()
+
+
+def _settle_environment(orders: Orders) -> None:
+    loopback = "lo" if sys.platform == "linux" else "lo0"
     os.environ.clear()
     os.environ.update(orders.environ)
     os.environ.update(
@@ -112,38 +136,37 @@ def _settle(orders: Orders) -> None:
         LOCAL_RANK=str(orders.rank),
         WORLD_SIZE=str(orders.world_size),
         LOCAL_WORLD_SIZE=str(orders.world_size),
-        GLOO_SOCKET_IFNAME=orders.environ.get(
-            "GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0"
-        ),
+        GLOO_SOCKET_IFNAME=orders.environ.get("GLOO_SOCKET_IFNAME", loopback),
     )
-    if sys.platform == "win32":
-        del os.environ["GLOO_SOCKET_IFNAME"]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _settle_streams() -> None:
+    """An empty standard input, and output that leaves line by line."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     for name, fd in (("stdout", 1), ("stderr", 2)):
-        raw = os.fdopen(fd, "wb", buffering=0, closefd=False)
-        stream = io.TextIOWrapper(
-            io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True
-        )
+        raw = io.BufferedWriter(os.fdopen(fd, "wb", buffering=0, closefd=False))
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    for filename, (_, lines) in orders.cells.items():
-        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
-    callsite.set_cells({filename: label for filename, (label, _) in orders.cells.items()})
-    if "numpy" in sys.modules:  # torch and random reseed themselves in a fork, numpy does not
-        sys.modules["numpy"].random.seed()
 
 
-def _watch(orders: Orders, watch_pid: int | None) -> None:
-    """Leave traces for the report: stacks on a crash or on request, and where the main thread was
-    last seen.
-    """
+def _no_debugger(*_: Any, **__: Any) -> None:
+    raise RuntimeError(
+        "a rank has no keyboard, so no debugger can stop here. Print what you want to see, or "
+        "return it and look at run[rank] in the notebook; with one rank, call the function itself."
+    )
+
+
+# -- traces for the report -------------------------------------------------------------------------
+
+
+def _watch(orders: Orders, zygote: int) -> None:
+    """Leave traces for the report: stacks on a crash or on request, and places."""
     stack = open(os.path.join(orders.folder, f"stack.{orders.rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.enable(stack)
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     leave = os._exit
 
     def tell_and_exit(status: int) -> None:
@@ -153,31 +176,33 @@ def _watch(orders: Orders, watch_pid: int | None) -> None:
 
     def disown() -> None:
         faulthandler.disable()
-        if hasattr(faulthandler, "unregister"):
-            faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(signal.SIGUSR1)
         os._exit = leave
 
     os._exit = tell_and_exit  # the one way out that leaves no trace of its own
-    if hasattr(os, "register_at_fork"):  # a data-loader worker must not sign in the rank's name
-        os.register_at_fork(after_in_child=disown)
-    place = os.open(os.path.join(orders.folder, f"place.{orders.rank}"), os.O_CREAT | os.O_WRONLY)
-    main_thread = threading.get_ident()
+    os.register_at_fork(after_in_child=disown)  # a worker must not sign in the rank's name
+    path = os.path.join(orders.folder, f"place.{orders.rank}")
+    place = os.open(path, os.O_CREAT | os.O_WRONLY)
+    beat = (place, threading.get_ident(), zygote, leave)
+    threading.Thread(target=_beat, args=beat, name="ddpz-heartbeat", daemon=True).start()
 
-    def beat() -> None:
-        pause = HEARTBEAT / 16  # a job may be short
-        while True:
-            time.sleep(pause)
-            pause = min(2 * pause, HEARTBEAT)
-            frame = sys._current_frames().get(main_thread)
-            note = callsite.of_frame(frame) or SETUP
-            os.lseek(place, 0, os.SEEK_SET)
-            os.write(place, note.encode()[:PLACE_BYTES].ljust(PLACE_BYTES, b"\0"))
-            if watch_pid is not None and os.getppid() != watch_pid:
-                with contextlib.suppress(OSError):
-                    os.killpg(0, signal.SIGKILL)
-                leave(1)
 
-    threading.Thread(target=beat, name="ddpz-heartbeat", daemon=True).start()
+def _beat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None]) -> None:
+    """Note where the main thread is, again and again, and end with the zygote."""
+    pause = HEARTBEAT / 16  # a job may be short
+    while True:
+        time.sleep(pause)
+        pause = min(2 * pause, HEARTBEAT)
+        note = callsite.of_thread(main_thread) or SETUP
+        os.lseek(place, 0, os.SEEK_SET)
+        os.write(place, note.encode()[:PLACE_BYTES].ljust(PLACE_BYTES, b"\0"))
+        if os.getppid() != zygote:
+            with contextlib.suppress(OSError):
+                os.killpg(0, signal.SIGKILL)
+            leave(1)
+
+
+# -- the work --------------------------------------------------------------------------------------
 
 
 def _board(orders: Orders) -> Any:
@@ -191,42 +216,40 @@ def _board(orders: Orders) -> Any:
 def _work(orders: Orders, board: Any) -> bytes:
     """Join the group, call the function, and return the body of the result frame."""
     import torch
-    import torch.distributed as dist
-
-    from .. import wire
 
     torch.set_num_threads(orders.threads)
     if (device := orders.devices[orders.rank]) is not None:
         torch.cuda.set_device(device)
     fn, args, kwargs = pickle.loads(orders.call)
-    backend = orders.backend
-    if orders.record:
-        wire.attach(
-            board,
-            backend=orders.backend,
-            network=orders.network,
-            origin=orders.origin,
-            cells={name: label for name, (label, _) in orders.cells.items()},
-        )
-        backend = "wire"
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(os.path.join(orders.folder, "store"), orders.world_size),
-        rank=orders.rank,
-        world_size=orders.world_size,
-        # The launcher's own timeout comes first: it knows more than the backend when it has to say
-        # what hangs.
-        timeout=datetime.timedelta(seconds=min(orders.timeout + 60, LONGEST)),
-    )
+    _join(orders, board)
     value = _call(fn, args, kwargs)
     if board:
         board.mark("returned")
     return pickle.dumps((pack_result(value), _history(orders)))
 
 
+def _join(orders: Orders, board: Any) -> None:
+    """Make the process group of all ranks, on the wire if the job is recorded."""
+    import torch.distributed as dist
+
+    from .. import wire
+
+    backend = orders.backend
+    if orders.record:
+        wire.attach(board, backend=backend, network=orders.network, origin=orders.origin)
+        backend = "wire"
+    # The launcher's own timeout comes first: it knows more than the backend when it has to say
+    # what hangs.
+    timeout = datetime.timedelta(seconds=min(orders.timeout + 60, LONGEST))
+    store = dist.FileStore(os.path.join(orders.folder, "store"), orders.world_size)
+    world = {"rank": orders.rank, "world_size": orders.world_size}
+    dist.init_process_group(backend, store=store, timeout=timeout, **world)
+
+
 def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the function returns. A fork that it made and that comes back ends here: only the rank
-    itself speaks to the kernel.
+    """What the function returns.
+
+    A fork that it made and that comes back ends here: only the rank itself speaks to the kernel.
     """
     rank = os.getpid()
     try:
@@ -249,8 +272,10 @@ def _history(orders: Orders) -> tuple[list, list]:
 
 
 def _flush() -> None:
-    """Send what the streams hold. The learner may have closed them or put anything in their
-    place, which is no reason to lose the result.
+    """Send what the streams hold.
+
+    The learner may have closed them or put anything in their place, which is no reason to lose the
+    result.
     """
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):

@@ -14,7 +14,7 @@ import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 
@@ -136,9 +136,16 @@ def _parts(fn: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]
         yield f"the object behind {_name(fn)}()", function.__self__
         function = function.__func__
     if inspect.isfunction(function):
+        yield from _defaults(function)
         uses = inspect.getclosurevars(function)
         for name, value in {**uses.globals, **uses.nonlocals}.items():
             yield f"`{name}`, which {_name(fn)}() uses,", value
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty:
+            yield f"`{name}`, an argument of {_name(function)}() with a default,", parameter.default
 
 
 def _unsendable_part(

@@ -32,6 +32,7 @@ import socket
 import struct
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass, field
 
 # Needed by every rank; imported before the first fork.
@@ -53,46 +54,48 @@ PRELOAD_IDLE = [
     "torch.distributed.checkpoint",
     "torch.distributed.optim",
 ]
-REQUEST = struct.Struct(
-    "!II"
-)  # number of ranks, length of the folder's name that follows; descriptors travel beside it
-SIGNAL_STACKS = (
-    b"S"  # kernel to zygote: ask every living rank for its stack (faulthandler, SIGUSR1)
-)
-SIGNAL_KILL = b"K"  # kernel to zygote: end every rank now; a closed socket means the same
+# A request: how many ranks, and the length of the folder's name, which follows; descriptors travel
+# beside it.
+REQUEST = struct.Struct("!II")
+# Words of the kernel about a job. A closed socket means SIGNAL_KILL too.
+SIGNAL_STACKS = b"S"  # ask every living rank for its stack (faulthandler, SIGUSR1)
+SIGNAL_KILL = b"K"  # end every rank now
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PAUSE = 0.5  # seconds between two looks at whether the kernel lives
 
 
 @dataclass
-class Job:
-    """One launch: its socket, its private folder, and the ranks that still live."""
+class Forks:
+    """The ranks of one job: its socket, its private folder, and those that still live."""
 
     sock: socket.socket
     folder: str
     alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
 
     def tell(self, **message: object) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the kernel may be gone already; then there is nobody to tell
+        with contextlib.suppress(OSError):  # the kernel may be gone: then there is nobody to tell
             self.sock.sendall(json.dumps(message).encode() + b"\n")
 
-    def signal(self, number: int) -> None:
+    def ask_for_stacks(self) -> None:
         for pid in self.alive:
-            if number != signal.SIGKILL:
-                os.kill(pid, number)
-                continue
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # not yet in its own group: it has just been forked
-                os.killpg(pid, number)
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        for pid in self.alive:
+            with contextlib.suppress(ProcessLookupError):  # just forked: not yet in its own group
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 class Zygote:
-    def __init__(self, requests: socket.socket):
-        self.requests = requests
-        self.jobs: dict[socket.socket, Job] = {}
+    """The loop that waits for requests, forks, and watches over what it forked.
+
+    quiet: closed in every rank, to give it back the warning filters that the user asked for.
+    """
+
+    def __init__(self, requests: socket.socket, quiet: contextlib.ExitStack):
+        self.requests, self.quiet = requests, quiet
+        self.jobs: dict[socket.socket, Forks] = {}
         self.selector = selectors.DefaultSelector()
         self.libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self.pid = os.getpid()
@@ -100,56 +103,61 @@ class Zygote:
 
     def serve(self) -> None:
         """Fork ranks until the kernel is gone."""
-        if (
-            self.libc
-        ):  # a daemon that a rank leaves behind becomes our child, so that `reap` finds it
-            self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self.wake, wake = socket.socketpair()
-        wake.setblocking(False)
-        self.wake.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.selector.register(self.requests, selectors.EVENT_READ)
-        self.selector.register(self.wake, selectors.EVENT_READ)
-        idle = list(PRELOAD_IDLE)
+        self.prepare()
         try:
             while os.getppid() == self.kernel:
-                ready = self.selector.select(0 if idle and not self.jobs else 0.5)
-                if not ready and idle and not self.jobs:
-                    with contextlib.suppress(
-                        ImportError
-                    ):  # a build of torch without it: ranks do without it too
-                        importlib.import_module(idle.pop(0))
-                for key, _ in ready:
-                    if key.fileobj is self.requests:
-                        self.start()
-                    elif key.fileobj is self.wake:
-                        self.wake.recv(4096)
-                    else:
-                        self.listen(self.jobs[key.fileobj])
-                self.reap()
+                self.turn()
         except EOFError:
             pass  # the kernel closed its end: the normal way to stop
         finally:
             if os.getpid() == self.pid:
                 for job in self.jobs.values():
-                    job.signal(signal.SIGKILL)
+                    job.kill()
                     self.bury(job)
 
+    def prepare(self) -> None:
+        """Wake up for requests and for the end of a child."""
+        if self.libc:  # a daemon that a rank leaves behind becomes our child: `reap` finds it
+            self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.wake, self.waker = socket.socketpair()  # a signal writes to the one, we read the other
+        for end in (self.wake, self.waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self.requests, selectors.EVENT_READ)
+        self.selector.register(self.wake, selectors.EVENT_READ)
+        self.idle = list(PRELOAD_IDLE)
+
+    def turn(self) -> None:
+        """Do what has come; with nothing to do and no job, import what some ranks will need."""
+        free = bool(self.idle) and not self.jobs
+        ready = self.selector.select(0 if free else PAUSE)
+        if not ready and free:
+            with contextlib.suppress(ImportError):  # this torch lacks it: ranks do without it too
+                importlib.import_module(self.idle.pop(0))
+        for key, _ in ready:
+            if key.fileobj is self.requests:
+                self.start()
+            elif key.fileobj is self.wake:
+                self.wake.recv(4096)
+            else:
+                self.listen(self.jobs[key.fileobj])
+        self.reap()
+
     def start(self) -> None:
-        """Fork the ranks of a new job. Descriptors: the job's socket, then (control, output) for
-        each rank.
+        """Fork the ranks of a new job.
+
+        Descriptors: the job's socket, then (control, output) for each rank.
         """
         data, fds, _, _ = socket.recv_fds(self.requests, REQUEST.size, 253)
         if not data:
             raise EOFError
         world, length = REQUEST.unpack(data)
         folder = os.fsdecode(self.requests.recv(length, socket.MSG_WAITALL))
-        if len(fds) != 1 + 2 * world:
-            raise OSError(
-                f"fork server: {world} ranks need {1 + 2 * world} descriptors, got {len(fds)}"
-            )
-        job = Job(socket.socket(fileno=fds[0]), folder)
+        wanted = 1 + 2 * world
+        if len(fds) != wanted:
+            raise OSError(f"fork server: {world} ranks need {wanted} descriptors, got {len(fds)}")
+        job = Forks(socket.socket(fileno=fds[0]), folder)
         gc.freeze()  # pages that no collection touches stay shared between the ranks
         for rank in range(world):
             pid = os.fork()
@@ -171,13 +179,7 @@ class Zygote:
                 self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self.pid:
                     os._exit(1)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.selector.close()
-            self.requests.close()
-            self.wake.close()
-            for job in self.jobs.values():
-                job.sock.close()
+            self.drop()
             for fd in fds:
                 if fd not in (control, output):
                     os.close(fd)
@@ -186,22 +188,34 @@ class Zygote:
             os.close(output)
             from ddpz_lite.launcher import rank
 
-            code = rank.main(socket.socket(fileno=control), watch_pid=self.pid)
+            code = rank.main(socket.socket(fileno=control), zygote=self.pid)
         except BaseException:
             traceback.print_exc()  # seen as this rank's output; the exit status makes it a failure
         finally:
             os._exit(code)
 
-    def listen(self, job: Job) -> None:
+    def drop(self) -> None:
+        """In the child: give up the zygote's signals, sockets and warning filters."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.selector.close()
+        self.requests.close()
+        self.wake.close()
+        self.waker.close()
+        for job in self.jobs.values():
+            job.sock.close()
+        self.quiet.close()
+
+    def listen(self, job: Forks) -> None:
         """A word from the kernel about a job."""
         try:
             word = job.sock.recv(1)
         except ConnectionError:
             word = b""
         if word == SIGNAL_STACKS:
-            job.signal(signal.SIGUSR1)
+            job.ask_for_stacks()
             return
-        job.signal(signal.SIGKILL)
+        job.kill()
         if not word:  # the kernel has closed its end: the job is over
             self.selector.unregister(job.sock)
             del self.jobs[job.sock]
@@ -226,7 +240,7 @@ class Zygote:
                 if not job.alive:
                     job.tell(over=True)
 
-    def bury(self, job: Job) -> None:
+    def bury(self, job: Forks) -> None:
         """Wait for the killed ranks of a closed job, then remove its folder."""
         for pid in job.alive:
             os.waitpid(pid, 0)
@@ -236,8 +250,9 @@ class Zygote:
         job.sock.close()
 
     def kill_orphans(self) -> None:
-        """With no rank alive, kill the children we did not fork: daemons of a rank come to us when
-        that rank ends.
+        """With no rank alive, kill the children we did not fork.
+
+        The daemons of a rank come to us when that rank ends.
         """
         if any(job.alive for job in self.jobs.values()):
             return
@@ -252,16 +267,20 @@ class Zygote:
 
 
 def main() -> None:
+    """Be the zygote of the kernel whose requests arrive on the descriptor in sys.argv.
+
+    [Note: warnings] PYTHONWARNINGS=error is meant for the user's code. It must not end the imports
+    here, so the zygote is quiet, and each rank gets the filters back.
+    """
     requests = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the kernel, which then closes the job
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # a rank too young to show its stack must not die of the question
-    for module in PRELOAD:
-        importlib.import_module(module)
-    Zygote(requests).serve()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the kernel closes the job
+    # A rank too young to show its stack must not die of the question.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with contextlib.ExitStack() as quiet:
+        quiet.enter_context(warnings.catch_warnings(action="ignore"))
+        for module in PRELOAD:
+            importlib.import_module(module)
+        Zygote(requests, quiet).serve()
     os._exit(0)  # there is nothing to save, and to unload torch takes a second
 
 

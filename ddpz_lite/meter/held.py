@@ -8,24 +8,36 @@ has the first of them in the order of KINDS.
 A strategy that keeps tensors where nobody can find them (in an object of its own, in a closure)
 tells the meter with one method on its model or optimizer:
 
+<<<<<<< HEAD
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:      # kind -> tensors, the kinds those
         of KINDS return {"transient": [bucket.flat for bucket in self.buckets]}
 
 What is named so is not the optimizer's, although the optimizer may lead to it: ZeRO-3's optimizer
 knows the flat buffers, and a unit that is whole for a moment lies in one of them.
+=======
+    def memory_extra(self) -> dict[str, Iterable[Tensor]]:  # by kind, one of KINDS
+        return {"transient": [bucket.flat for bucket in self.buckets]}
+>>>>>>> main
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "transient")
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """A model or optimizer that names tensors which the meter would not find."""
+
+    def memory_extra(self) -> dict[str, Iterable[Tensor]]: ...
 
 
 def memory(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, int]:
@@ -78,7 +90,9 @@ def state_tensors(
     }
     named: set[int] = set()  # storages
     for owner in (*model.modules(), optimizer):
-        for kind, tensors in getattr(owner, "memory_extra", dict)().items():
+        if not isinstance(owner, TellsMemory):
+            continue
+        for kind, tensors in owner.memory_extra().items():
             if kind not in found:
                 raise ValueError(
                     f"{type(owner).__name__}.memory_extra: no kind {kind!r}; the kinds are {KINDS}."
@@ -123,8 +137,8 @@ def _has_grad(tensor: Tensor) -> bool:
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """All tensors inside containers, dataclasses and optimizers, each object visited once.
 
-    [Note: modules are not entered: a module held by another is visited as itself, and one kept out
-    of sight on purpose, in a list say, has parameters that belong to nobody's `parameters()`.]
+    [Note: modules] They are not entered: a module held by another is visited as itself, and one
+    kept out of sight on purpose, in a list say, has parameters that are in nobody's `parameters()`.
     """
     if isinstance(value, Tensor):
         yield value

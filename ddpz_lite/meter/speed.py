@@ -13,12 +13,11 @@ def matmul_peak(
     size: int = 1024,
     repeats: int = 7,
 ) -> float:
-    """Floating-point operations per second of a square matmul: the fastest of `repeats`, a peak
-    that was reached.
+    """Floating-point operations per second of a square matmul: the fastest of `repeats`.
 
-    Two operations (multiply, add) for each of size**3 products. A data sheet's peak is higher; this
-    one needs no data sheet. It is for the threads that torch uses now, so a rank that got one core
-    measures one core.
+    Two operations (multiply, add) for each of size**3 products. It is a peak that was reached: a
+    data sheet's is higher; this one needs no data sheet. It is for the threads that torch uses now,
+    so a rank that got one core measures one core.
     """
     if size < 1 or repeats < 1:
         raise ValueError(f"matmul_peak: size {size} and repeats {repeats} must be at least 1.")
@@ -34,16 +33,16 @@ def matmul_peak(
 
 
 def utilization(flops: float, seconds: float, peak: float) -> float:
-    """Model FLOPs utilization: the share of the peak that went into the model (Chowdhery et al.
-    2022, section 4.1).
+    """Model FLOPs utilization: the share of the peak that went into the model.
 
     flops: operations that the model needs, from `flops_per_token`, not those a trick adds
     (recomputed activations).
+
+    Source: Chowdhery et al. 2022, section 4.1.
     """
     if flops < 0 or seconds <= 0 or peak <= 0:
         raise ValueError(
-            f"utilization: flops {flops} >= 0, seconds {seconds} > 0 and peak {peak} > 0 are "
-            "needed."
+            f"utilization needs flops {flops} >= 0, seconds {seconds} > 0 and peak {peak} > 0."
         )
     return flops / seconds / peak
 

@@ -63,8 +63,9 @@ class MemoryTimeline(TorchDispatchMode):
     Counted are the storages of the model and the optimizer and all that is made inside the `with`.
     A batch made before it is not counted. Memory that an operation takes and gives back inside
     itself is not seen.
-    [Note: changing a storage's size is no operation to torch, so `UntypedStorage.resize_` is
-    watched while the context is open. Enter and leave several timelines like brackets.]
+
+    [Note: resize_] Changing a storage's size is no operation to torch, so `UntypedStorage.resize_`
+    is watched while the context is open. Enter and leave several timelines like brackets.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:

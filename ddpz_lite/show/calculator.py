@@ -9,8 +9,7 @@
 The state follows the table of `placement`, in the sizes of this library: 16-bit parameters with an
 fp32 master copy among the optimizer's state (stage 3: the shards are the master copy), and fp32
 wherever a gradient is sharded. The activations are those of a GPT with fused attention; see the
-constants. Beside these a device holds its runtime, and what its allocator cannot use; leave 10%
-free.
+constants. Leave 10% free: a device also holds its runtime, and what its allocator cannot use.
 
 Source: Rajbhandari et al. 2020, sections 3 and 5; lesson 08 compares with measured runs.
 """

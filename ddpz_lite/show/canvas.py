@@ -62,11 +62,10 @@ def house_style() -> Iterator[None]:
 def figure(
     rows: int = 1, columns: int = 1, *, height: float = 3.0, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure in the house style and its axes, like `plt.subplots(rows, columns)`; `height` in
-    inches.
+    """A figure in the house style and its axes, like `plt.subplots(rows, columns)`.
 
-    The figure is not known to pyplot, so nothing shows it twice and nothing needs closing: draw,
-    then `show_figure`.
+    height: in inches. The figure is not known to pyplot, so nothing shows it twice and nothing
+    needs closing: draw, then `show_figure`.
     """
     need("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

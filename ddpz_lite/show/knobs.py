@@ -114,12 +114,10 @@ class Explorer:
 
 
 def explore(draw: Draw, **knobs: Knob) -> None:
-    """Show a figure with knobs. Without a kernel: the figure at the default
-    values.
+    """Show a figure with knobs. Without a kernel: the figure at the default values.
 
     draw: takes the knobs' values by name, returns (figure, alt text, table), the arguments of
-    `show_figure`. It is called once now and again at each turn, so it should take well under a
-    second.
+    `show_figure`. It is called once now and again at each turn, so it should take a split second.
     """
     explorer = Explorer(draw, **knobs)
     first = explorer.picture()

@@ -8,8 +8,7 @@ right one:
     the widget is alive   it carries a style that hides its own still form, found by id;
     it is not             the still form carries a style that hides JupyterLab's error text.
 
-[Note: the id is a hash of the still form's text, so that running a notebook twice stores the same
-bytes.]
+[Note: id] It is a hash of the still form's text, so that running a notebook twice stores the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The only door for figures: out comes a picture with alt text, and the table of its numbers one
-click away.
+"""The only door for figures: a picture with alt text, and the table of its numbers.
 
-The picture is PNG inside HTML, since JupyterLab and nbconvert drop the alt text of a bare image.
-The same figure gives the same bytes: no dates, no version strings.
+The table is one click away. The picture is PNG inside HTML, since JupyterLab and nbconvert drop the
+alt text of a bare image. The same figure gives the same bytes: no dates, no version
+strings.
 """
 
 from __future__ import annotations

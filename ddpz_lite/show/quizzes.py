@@ -2,9 +2,8 @@
 
     quiz([
         ask("How many processes does `dz.launch(f, world_size=4)` start?",
-            wrong("One, with four threads", "Threads would share one interpreter; ranks are
-            processes."), right("Four", "One process per rank, each with an interpreter of its
-            own.")),
+            wrong("One, with four threads", "Threads would share one interpreter."),
+            right("Four", "One process per rank, each with an interpreter of its own.")),
     ])
 
 `Quiz` is what is known and answered; the view around it is ipywidgets, reachable by keyboard: Tab

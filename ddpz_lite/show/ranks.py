@@ -13,8 +13,9 @@ from ddpz_lite.show.style import in_seconds, look, seconds_unit
 
 @dataclass(frozen=True)
 class Bar:
-    """One stretch of one rank, in seconds since the first event of the run. lane: "compute" or
-    "traffic".
+    """One stretch of one rank, in seconds since the first event of the run.
+
+    lane: "compute" or "traffic".
     """
 
     rank: int
@@ -75,8 +76,7 @@ def length(stretches: Iterable[tuple[float, float]]) -> float:
 
 
 def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
-    """Draw a run: a row per rank, its spans above, its collectives below, idle time shaded, on one
-    clock.
+    """Draw a run on one clock: a row per rank, spans above, collectives below, idle time shaded.
 
     run: what `dz.launch` returned. A collective's bar lasts from the call to its completion. A rank
     is idle when it is neither in a span nor in a collective; where a run has no spans nobody knows,

@@ -165,8 +165,9 @@ def film_strip(model: RingSteps) -> Figure:
 
 
 def _draw(axes: Axes, model: RingSteps, step: int, size: float) -> None:
-    """One step: each cell has a place for each rank, filled if its numbers are in it; what arrived
-    in this step has a frame and an arrow.
+    """One step: each cell has a place for each rank, filled if its numbers are in it.
+
+    What arrived in this step has a frame and an arrow.
     """
     world = model.world
     for rank, chunks in enumerate(model.counts(step)):

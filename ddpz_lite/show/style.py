@@ -92,9 +92,7 @@ def need(module: str) -> Any:
 
 
 def bytes_unit(largest: float) -> tuple[float, str]:
-    """Divisor and name of the decimal unit that suits the largest number: 1e6 and "MB" for
-    3,500,000.
-    """
+    """Divisor and name of the decimal unit that suits the largest: 1e6 and "MB" for 3,500,000."""
     for divisor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if largest >= divisor:
             return divisor, name

@@ -77,8 +77,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Read a checkpoint into a model and optimizer of any stage and world size; returns `extra`.
 
-    Every rank must call it. Random generators are restored where the world has the size that was
-    saved.
+    Every rank must call it. Random generators are restored where the world has the same size.
 
     Raises: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a file is
     damaged or the checkpoint is of another model.

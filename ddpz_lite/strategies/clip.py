@@ -4,8 +4,7 @@ Every element must count once. Sharded gradients are disjoint, so the ranks' sum
 in one all-reduce of one number. Replicated gradients are the same on all ranks, so no rank may add
 another's.
 
-Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, section
-3.2.
+Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, sec. 3.2.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ reduce-scatter is an all-to-all and a local sum in the order of ranks, and an al
 broadcast of each slice: half the bytes, a third of the time (44 MB, 2 and 4 ranks on one machine).
 
 [Note: order] A collective has no name: the n-th call on one rank meets the n-th call on another.
-All callers start transitions in an order that is the same on all ranks, never in the order of
-arrival.
+All callers start transitions in an order that all ranks share, never in the order of arrival.
 
 [Note: streams] Under NCCL `async_op=True` runs on NCCL's own stream, after what the current stream
 has queued so far, and `wait()` makes the current stream wait, not the host. Buffers are allocated

@@ -25,8 +25,7 @@ class DDP(Replica):
     """Distributed data parallel: `DDP(module)`, then train as with one process.
 
     After `loss.backward()` each `.grad` is the mean over ranks, the same on all. A parameter that
-    no rank used keeps `.grad`; one that some ranks used gets their sum over the number of all
-    ranks.
+    no rank used keeps `.grad`; one that only some used gets their sum over the number of all.
 
     Args:
         module: the same architecture on every rank; rank 0's values win.

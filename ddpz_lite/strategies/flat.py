@@ -121,16 +121,15 @@ class Flat:
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = travels_as(dtype, reduce_dtype)
         self.layout = Layout(tuple(p.shape for p in params), comm.world, comm.rank)
-        master = torch.zeros(
-            self.layout.padded, dtype=first.dtype, device=first.device
-        )  # (padded,)
+        numel, device = self.layout.padded, first.device
+        master = torch.zeros(numel, dtype=first.dtype, device=device)  # (padded,)
         for view, param in zip(self.layout.views(master), params, strict=True):
             view.copy_(param.detach())
         self.full = master.to(dtype)  # (padded,)
         self.shard = comm.shard(self.full)  # (padded // world,)
         self._separate = not resident or offload or dtype != first.dtype
         if self._separate:
-            self.shard = comm.shard(master).to("cpu" if offload else first.device, copy=True)
+            self.shard = comm.shard(master).to("cpu" if offload else device, copy=True)
             self.shard = self.shard.pin_memory() if offload and first.is_cuda else self.shard
         self.params = self._adopt(params, resident)
         views = self.layout.pieces(self.shard)
@@ -198,8 +197,7 @@ class Flat:
     def free(self) -> None:
         """Free `full`. Its views stay, and are whole again after the next gather.
 
-        [Note: storage] `param.data = shard` would free nothing: autograd holds views of the
-        storage.
+        [Note: storage] `param.data = shard` would free nothing: autograd holds views of `full`.
         """
         self.gathered()
         self.full.untyped_storage().resize_(0)

@@ -89,8 +89,7 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | None) -> None:
-    """Cast the inputs of `module` to dtype and its outputs to fp32, from now on; scale its
-    gradient.
+    """Cast the inputs of `module` to dtype and its outputs to fp32; scale its gradient.
 
     Tensors inside tuples, lists, dicts and dataclasses are found; integers stay as they are.
     Raises TypeError in a forward where none is found and a loss scale would be lost.

@@ -101,8 +101,9 @@ class Reducible(Protocol):
 
 
 def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
-    """Autograd's number of the run that is under way, and `end` queued for when it is over; None
-    if it is the `known` run. Raises RuntimeError for a run inside another.
+    """Autograd's number of the run under way, with `end` queued for its end; None if it is `known`.
+
+    Raises RuntimeError for a run inside another.
     """
     run = torch._C._current_graph_task_id()
     if run == known:
@@ -117,15 +118,13 @@ def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
 
 
 class Reducer:
-    """Reduces each bucket as soon as backward has filled it, and all of them before backward
-    returns.
+    """Reduces each bucket as soon as backward has filled it, and all before backward returns.
 
     Buckets go in index order (see [Note: order] in comm): a full bucket waits for those before it.
     `in_flight` bounds how many are under way at once, and so the memory of their buffers.
 
     [Note: one backward] Autograd numbers its runs. The first gradient of a run queues `_end`, which
-    autograd calls when the run is over, unless it raised: then the owner calls `reset` before the
-    next.
+    autograd calls when the run is over. If it raised, the owner calls `reset` before the next.
     """
 
     def __init__(self, buckets: Sequence[Reducible], in_flight: int) -> None:
@@ -198,15 +197,15 @@ class Reducer:
 
 
 def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Trainable parameters in reverse order, about the order of backward, in groups of `bucket_mb`
-    megabytes (1e6 bytes). A group has one dtype and device; a larger parameter has its own group.
+    """Trainable parameters in reverse order, about that of backward, in groups of `bucket_mb`.
+
+    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter is one.
     """
     if not bucket_mb > 0:
         raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")
     groups: list[list[nn.Parameter]] = []
-    last: dict[
-        Any, tuple[list[nn.Parameter], float]
-    ] = {}  # per kind: the open group, its megabytes
+    # by kind: the open group, and its megabytes
+    last: dict[Any, tuple[list[nn.Parameter], float]] = {}
     for param in reversed([p for p in dict.fromkeys(params) if p.requires_grad]):
         kind, size = (param.dtype, param.device), param.numel() * param.element_size() / 1e6
         group, held = last.get(kind, ([], 0.0))

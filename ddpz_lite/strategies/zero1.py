@@ -3,8 +3,7 @@
 A step reduces each bucket of gradients to shards (Partial to Shard), lets the optimizer update this
 rank's shard, and gathers the parameters (Shard to Replicate). The two together move what one
 all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
-so the optimizer updates them in place and nothing is copied; with it, the shard is the fp32 master
-copy.
+so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
 Gradients stay in `param.grad`, of this rank alone, until `step()`; so accumulation over several
 backwards costs nothing and needs no `no_sync`.
@@ -43,14 +42,12 @@ class ZeRO1(ShardedOptimizer):
         bucket_mb: megabytes (1e6 bytes) of parameters per transition.
         mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
             forward and backward; the optimizer steps on master copies in the dtype they had.
-        reduce_dtype: in which gradients travel; default: that of the parameters. They are summed in
-            fp32.
+        reduce_dtype: in which gradients travel, summed in fp32; default: that of the parameters.
         offload: keep shards and state in the memory of the host.
         loss_scale: see `precision.LossScale`.
         keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.
 
-    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' parameters
-    differ.
+    Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
     def __init__(

@@ -53,14 +53,12 @@ class ZeRO3(Replica):
     output on some ranks only must add it times 0.
 
     Args:
-        module: equal on all ranks; rank 0's values win. On the meta device it is built unit by
-            unit.
+        module: equal on all ranks; rank 0's values win. On the meta device: built unit by unit.
         mesh: a process group, a mesh (2-D: replicate, shard), or None for the world.
         units: which modules are units: classes, or `f(name, module) -> bool`. Default: the members
-            of every outermost ModuleList or Sequential of equal blocks. What is left is the root
-            unit.
+            of every outermost ModuleList or Sequential of equal blocks. The rest is the root unit.
         mixed_precision: torch.bfloat16 or torch.float16, in which units are gathered; shards keep
-            theirs.
+            their own dtype.
         reduce_dtype: in which gradients travel; default: that of compute. They are summed in fp32.
         reshard_after_forward: False keeps every unit whole until backward: 2Ψ moved in place of 3Ψ.
         prefetch: gather the next unit while one computes. False allows units in any order.
@@ -206,8 +204,7 @@ class ZeRO3(Replica):
     def _hook_output(self, unit: Unit, given: Any, output: Any) -> bool:
         """Ask for a call when backward reaches the unit. False if no tensor of the output needs it.
 
-        A tensor that the unit only passes on is another's: its gradient says nothing about this
-        unit.
+        A tensor that the unit only passes on is another's: its gradient tells nothing of this one.
         """
         order, position = self._schedule.order if self._schedule else [], unit.position
         passed_on = {id(tensor) for tensor in tensors_in(given)}
@@ -326,8 +323,7 @@ class ZeRO3(Replica):
     def summon(self, writeback: bool = False) -> Iterator[nn.Module]:
         """The module with all parameters whole, on every rank, in the dtype of compute.
 
-        writeback: each rank keeps its shard of what was changed inside; change the same on every
-        rank.
+        writeback: each rank keeps its shard of what was changed inside, the same on every rank.
         """
         for unit in self.units:
             unit.summon()

@@ -88,8 +88,9 @@ def update(
     stream: Iterator[Batch],
     world: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step. Returns this rank's part () of the loss, whose sum over ranks is the mean over all
-    tokens, and the norm () of the gradient, None if it is not clipped.
+    """One step: this rank's part () of the loss, and the norm () of the gradient, if it is clipped.
+
+    The sum of the parts over ranks is the mean over all tokens.
 
     [Note: unequal batches] The loss is the sum over this rank's tokens, divided by the tokens of
     all ranks and micro-batches, which each rank can count by itself. The strategies then take the
@@ -112,8 +113,9 @@ def update(
 
 
 def learning_rate(recipe: Recipe, done: int) -> float:
-    """For the next update when `done` are: linear warm-up, then half a cosine down to a tenth
-    (Loshchilov and Hutter, "SGDR", 2017, section 3). It has no state, so a resume needs none.
+    """For the next update when `done` are: linear warm-up, then half a cosine down to a tenth.
+
+    It has no state, so a resume needs none. Source: Loshchilov and Hutter, "SGDR", 2017, section 3.
     """
     if done < recipe.warmup:
         return recipe.lr * (done + 1) / recipe.warmup

@@ -47,8 +47,9 @@ class Saver:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
 
     def save(self, step: int) -> None:
-        """Write folder/step-<step>; then remove what is older than it and the one before, and what
-        a kill left behind. Later ones, which this run could not load, stay.
+        """Write folder/step-<step>, and remove what is older than it and the one before.
+
+        Gone too is what a kill left behind. Later ones, which this run could not load, stay.
         """
         folder, extra = Path(self.recipe.checkpoint), {"step": step, "text": self.fingerprint}
         extra["sampler"] = self.sampler.state_dict()
@@ -60,10 +61,10 @@ class Saver:
                 shutil.rmtree(old)
 
     def resume(self, say: Callable[[str], None]) -> int:
-        """The step of the newest good checkpoint, which is loaded; 0 if the recipe does not resume,
-        or nothing has been saved yet.
+        """Load the newest good checkpoint, and return its step.
 
-        Raises TrainingError if there are checkpoints and none fits.
+        0 if the recipe does not resume, or nothing has been saved yet. Raises TrainingError if
+        there are checkpoints and none fits.
         """
         problems: list[str] = []
         for folder in complete(self.recipe.checkpoint) if self.recipe.resume else ():

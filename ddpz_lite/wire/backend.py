@@ -26,17 +26,17 @@ from torch.distributed import distributed_c10d as c10d
 from .. import callsite
 from . import ledger
 from .board import Board
+from .format import OTHER
 from .group import WireGroup
-from .layout import OTHER
 from .ledger import Record, Span
 from .network import Network
-from .session import Session
 from .shaping import sharpen_sleep
+from .tap import Tap
 
 WIRED = {"gloo", "nccl"}
 _KINDS = {"gloo": ProcessGroup.BackendType.GLOO, "nccl": ProcessGroup.BackendType.NCCL}
 
-_session: Session | None = None
+_tap: Tap | None = None
 _make_group = c10d._new_process_group_helper  # torch's own
 _asked = ""  # the real backend of the group that is being made
 
@@ -55,16 +55,16 @@ def attach(
     the start of the job. cells: see `callsite.set_cells`. Raises ValueError for a backend that the
     wire does not know or a board that is nobody's, RuntimeError if it is attached already.
     """
-    global _session
-    if _session is not None:
+    global _tap
+    if _tap is not None:
         raise RuntimeError("the wire is attached already; call wire.detach() first")
     if board.rank is None:
         raise ValueError("wire.attach needs the board of a rank: Board.open(path, rank)")
     _devices(backend)  # raises for what it does not know
     if cells is not None:
         callsite.set_cells(cells)
-    _session = Session(board, backend, network, origin)
-    ledger.current = _session.ledger
+    _tap = Tap(board, backend, network, origin)
+    ledger.current = _tap.ledger
     if network is not None:
         sharpen_sleep()
     if "WIRE" not in dist.Backend._plugins:
@@ -76,14 +76,14 @@ def attach(
 
 def detach() -> tuple[list[Record], list[Span]]:
     """Take this rank off the wire; returns all that it did. Groups that exist still work."""
-    global _session
-    if _session is None:
+    global _tap
+    if _tap is None:
         return [], []
-    session, _session = _session, None
+    tap, _tap = _tap, None
     c10d._new_process_group_helper = _make_group
     ledger.current = None
-    session.gpu.resolve()
-    return session.ledger.records(), session.ledger.spans
+    tap.gpu.resolve()
+    return tap.ledger.records(), tap.ledger.spans
 
 
 def renew() -> tuple[list[Record], list[Span]]:
@@ -92,9 +92,9 @@ def renew() -> tuple[list[Record], list[Span]]:
     The default group must be gone, and is made again by the caller. Raises RuntimeError for a
     process that is not on the wire.
     """
-    if _session is None:
+    if _tap is None:
         raise RuntimeError("this process is not on the wire: there is nothing to renew")
-    before = _session
+    before = _tap
     history = detach()
     attach(before.board, backend=before.backend, network=before.network, origin=time.monotonic())
     return history
@@ -102,7 +102,7 @@ def renew() -> tuple[list[Record], list[Span]]:
 
 def mark(phase: str) -> None:
     """Tell the launcher that this rank now is "running", has "returned" or has "raised"."""
-    _session.board.mark(phase)
+    _tap.board.mark(phase)
 
 
 def _devices(backend: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _make_wired_group(
     asked = str(backend)
     names = {part.rpartition(":")[2] for part in asked.split(",")}
     if asked == "wire":
-        asked = _session.backend
+        asked = _tap.backend
     elif not names <= WIRED:  # "fake", "mpi": not ours
         return _make_group(group_size, group_rank, ranks, backend, *args, **options)
     _asked = asked
@@ -140,11 +140,11 @@ def _make_wired_group(
 
 def _create(options: Any, _: Any) -> WireGroup:
     """torch calls this for every new group, on its members."""
-    if _session is None:
+    if _tap is None:
         raise RuntimeError(
             "this process is not on the wire: call wire.attach first, or start it with dz.launch"
         )
-    session, board = _session, _session.board
+    tap, board = _tap, _tap.board
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     index = board.join(options.group_id, ranks)
     op = b"new_group" if options.global_ranks_in_group else b"init_process_group"
@@ -152,7 +152,7 @@ def _create(options: Any, _: Any) -> WireGroup:
     try:
         inner = ProcessGroup(options.store, options.group_rank, options.group_size)
         devices = _devices(_asked)
-        group = WireGroup(options.store, options.group_rank, ranks, inner, devices, index, session)
+        group = WireGroup(options.store, options.group_rank, ranks, inner, devices, index, tap)
         _put_inside(inner, group, options)
     finally:
         board.leave()

@@ -4,7 +4,7 @@ waits for.
 It answers three questions without a message and without a lock. Do the ranks of a group make the
 same calls (`wire.mismatch`)? What does each rank wait for, and can that still come (`wire.stall`)?
 When did the last participant of an operation arrive (`wire.shaping`)? The format is in
-`wire.layout`: one region per rank, of a fixed size, and only that rank writes into it.
+`wire.format`: one region per rank, of a fixed size, and only that rank writes into it.
 
 [Note: memory ordering]
 Writers never wait and readers never lock, so a reader may meet a half-written slot. A slot's call
@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 
-from .layout import (
+from .format import (
     CHANNELS,
     COUNT_AT,
     GROUPS,
@@ -38,11 +38,12 @@ from .layout import (
     TEXT,
     TIME,
     TIMES,
-    Layout,
+    Offsets,
     Position,
     digest,
 )
 from .reading import Reading
+from .stall import Stall, explain
 
 __all__ = ["RECHECK", "Board", "Position"]
 
@@ -58,7 +59,7 @@ class Board(Reading):
         if rank is not None and not 0 <= rank < self.world_size:
             raise ValueError(f"Board: rank must lie in 0..{self.world_size - 1}, got {rank}")
         self.rank = rank
-        self._head = self._layout.head(rank or 0)
+        self._head = self._offsets.head(rank or 0)
         self._version = 0
         self._quiet = threading.active_count()
         self._channels: dict[bytes, int] = {}
@@ -70,13 +71,20 @@ class Board(Reading):
         """Make the file (sparse where the file system can) and open it for reading."""
         with open(path, "xb") as file:
             file.write(QUAD.pack(world_size))
-            file.truncate(Layout(world_size).size)
+            file.truncate(Offsets(world_size).size)
         return cls(path)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], rank: int) -> Board:
         """Open it as `rank`, which from now on is "starting"."""
         return cls(path, rank)
+
+    def stall(self, gone: set[int]) -> Stall | None:
+        """What keeps some ranks stuck for good, or None. gone: ranks that have ended.
+
+        Certain when it speaks; cheap enough to ask twenty times a second. See `wire.stall`.
+        """
+        return explain(self, gone)
 
     # -- the head ----------------------------------------------------------------------------------
 
@@ -142,7 +150,7 @@ class Board(Reading):
                 "more. Make groups once and reuse them, or launch with record=False."
             )
         self._joined.append((name, ranks))
-        offset = self._layout.group(self.rank, index)
+        offset = self._offsets.group(self.rank, index)
         members = struct.pack(f"={len(ranks)}h", *(rank + 1 for rank in ranks))
         self._map[offset + MEMBERS_AT : offset + MEMBERS_AT + len(members)] = members
         self._map[offset : offset + KEY] = digest(name, ranks, generation)
@@ -159,14 +167,14 @@ class Board(Reading):
         parts: tuple[int, ...] = (),
     ) -> None:
         """Announce collective `number` of group `index`, before it is issued."""
-        slot = self._layout.slot(self.rank, index, number)
+        slot = self._offsets.slot(self.rank, index, number)
         QUAD.pack_into(self._map, slot, 0)
         place = where.encode()[:TEXT]
         SLOT.pack_into(self._map, slot + 8, arrival, signature, description, place)
         if parts:
             struct.pack_into(f"={len(parts)}q", self._map, slot + SPLITS_AT, *parts)
         QUAD.pack_into(self._map, slot, number + 1)
-        QUAD.pack_into(self._map, self._layout.group(self.rank, index) + COUNT_AT, number + 1)
+        QUAD.pack_into(self._map, self._offsets.group(self.rank, index) + COUNT_AT, number + 1)
         with self._barrier:  # see [Note: memory ordering]
             pass
 
@@ -178,7 +186,7 @@ class Board(Reading):
         if place is None:
             if len(self._channels) == CHANNELS:
                 return -1
-            place = self._layout.channel(self.rank, len(self._channels))
+            place = self._offsets.channel(self.rank, len(self._channels))
             self._channels[key] = place
             self._map[place : place + KEY] = key
         number = QUAD.unpack_from(self._map, place + COUNT_AT)[0]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from . import cost
-from .layout import TEXT, digest
+from .format import TEXT, digest
 
 
 class Call(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 from .. import callsite
 from . import call as calls
 from .call import Call
+from .format import COLLECTIVE, SPLITS
 from .issuing import Issuing
-from .layout import COLLECTIVE, SPLITS
 
 _NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")  # torch 2.13 renamed five operations
 _ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"
@@ -29,10 +30,36 @@ _REDUCE_SCATTERS = (
     "reduce_scatter_single_coalesced" if _NEW_NAMES else "reduce_scatter_tensor_coalesced"
 )
 _ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
+_dynamo = torch._C._dynamo.eval_frame
 
 Tensors = list[torch.Tensor]
 
 
+def _leave_to_python(cls: type) -> type:
+    """[Note: compile]
+    torch.compile would trace these methods, and stops at the first attribute of a process group.
+    So each is marked as one to be called, not traced, and runs with tracing off. That is what
+    `torch.compiler.disable` does; but to import it costs every rank a second.
+    """
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("__"):
+            setattr(cls, name, _untraced(method))
+    return cls
+
+
+def _untraced(method: FunctionType) -> FunctionType:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = _dynamo.set_eval_frame(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _dynamo.set_eval_frame(before)
+
+    call._torchdynamo_disable = True
+    return call
+
+
+@_leave_to_python
 class TorchNames:
     """torch's names for what a process group can do, each turned into a `Call`.
 
@@ -262,12 +289,13 @@ class TorchNames:
         return made
 
 
+@_leave_to_python
 class WireGroup(TorchNames, Issuing):
     """A process group on the wire."""
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
-        where, board = callsite.caller(), self._session.board
+        where, board = callsite.caller(), self._tap.board
         with self._order:
             call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
             entry, _ = self._announce(call, where, ())

@@ -26,11 +26,11 @@ from torch.distributed import ProcessGroup, Work
 from .. import callsite
 from . import call as calls
 from .call import Call
-from .layout import COLLECTIVE, RECV, SEND, digest
+from .format import COLLECTIVE, RECV, SEND, digest
 from .ledger import Entry
-from .mismatch import compare_calls, compare_parts
-from .session import Session
+from .mismatch import Members, compare_calls, compare_parts
 from .shaping import Transfer
+from .tap import Tap
 from .work import Wired
 
 _BLOCKING = frozenset({"send", "recv"})
@@ -52,17 +52,18 @@ class Issuing(ProcessGroup):
         inner: ProcessGroup,
         devices: dict[str, str],
         index: int,
-        session: Session,
+        tap: Tap,
     ) -> None:
         super().__init__(rank, len(ranks))  # the constructor with a store cannot be subclassed
         self._store, self.inner, self.ranks, self.devices = store, inner, ranks, devices
-        self._session, self._index, self._me = session, index, rank
-        self.key = session.board.key(session.board.rank, index)
+        self._tap, self._index, self._me = tap, index, rank
+        self.key = tap.board.key(tap.board.rank, index)
+        self._members = Members(ranks, self.key)
         self._number = 0  # collectives issued so far
         self._order = threading.Lock()  # a call's number and its place in the backend's queue agree
         self._calls: dict[Any, Call] = {}
         self._tables: list[tuple[int, int]] = []  # (peer, the group's index in its table)
-        self._unseen = [peer for peer in ranks if peer != session.board.rank]
+        self._unseen = [peer for peer in ranks if peer != tap.board.rank]
         self._channels: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
 
     def get_group_store(self) -> Any:
@@ -90,40 +91,42 @@ class Issuing(ProcessGroup):
                 "index": self._index,
                 "number": entry.group_seq,
                 "peer": -1 if call.root is None else call.root,
+                # NCCL lets a rank go once its part is sent: such a wait may end by itself.
+                "bounded": call.op in ("broadcast", "scatter") and self.devices[device] == "nccl",
             }
             return self._run(method, args, entry, position, transfer, blocking, device)
 
     def _announce(self, call: Call, where: str, parts: tuple[int, ...]) -> tuple[Entry, float]:
         """Number the call, publish it and compare it; raises CollectiveMismatch."""
-        session, number = self._session, self._number
+        tap, number = self._tap, self._number
         self._number = number + 1
-        arrival = time.monotonic() if session.link is None else session.link.arrive("both")
-        board = session.board
+        arrival = time.monotonic() if tap.link is None else tap.link.arrive("both")
+        board = tap.board
         board.publish(self._index, number, arrival, call.signature, call.description, where, parts)
         if self._unseen:
             self._look_for_tables()
         for peer, index in self._tables:
             if board.disagrees(peer, index, number, call.signature):
-                compare_calls(board, self, peer, number, call, where)
+                compare_calls(board, self._members, peer, number, call, where)
             elif parts:
-                compare_parts(board, self, peer, number, where, parts)
+                compare_parts(board, self._members, peer, number, where, parts)
         entry = Entry(call, self.ranks, number, call.root, where)
-        session.ledger.entries.append(entry)
+        tap.ledger.entries.append(entry)
         return entry, arrival
 
     def _look_for_tables(self) -> None:
         for peer in list(self._unseen):
-            index = self._session.board.find_group(peer, self.key)
+            index = self._tap.board.find_group(peer, self.key)
             if index is not None:
                 self._tables.append((peer, index))
                 self._unseen.remove(peer)
 
     def _collective_transfer(self, entry: Entry, arrival: float) -> Transfer | None:
-        session, number = self._session, entry.group_seq
-        if session.link is None:
+        tap, number = self._tap, entry.group_seq
+        if tap.link is None:
             return None
-        board, price = session.board, entry.call.cost
-        latency, bandwidth = session.network.link(self.ranks, board.world_size)
+        board, price = tap.board, entry.call.cost
+        latency, bandwidth = tap.network.link(self.ranks, board.world_size)
         others = [peer for peer in self.ranks if peer != board.rank]
 
         def ready(done: bool) -> float | None:
@@ -146,23 +149,23 @@ class Issuing(ProcessGroup):
         device: str,
     ) -> Work | None:
         """Issue on the inner group and wrap the work."""
-        session = self._session
+        tap = self._tap
         on_gpu = self.devices.get(device) == "nccl"
         if on_gpu:
-            session.gpu.begin(entry)
+            tap.gpu.begin(entry)
         if transfer is not None:
-            session.link.add(transfer)
+            tap.link.add(transfer)
         try:
             work = getattr(self.inner, method)(*args)
         except BaseException:
             if transfer is not None:
-                session.link.drop(transfer)
+                tap.link.drop(transfer)
             raise
         if on_gpu:
-            session.gpu.end(entry, work)
+            tap.gpu.end(entry, work)
             if transfer is None:
                 return work
-        wired = Wired(work, entry, session, position, transfer)
+        wired = Wired(work, entry, tap, position, transfer)
         if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
             wired.wait()
         elif not blocking:
@@ -175,11 +178,11 @@ class Issuing(ProcessGroup):
         self, method: str, tensors: list[torch.Tensor], peer: int, tag: int, args: tuple
     ) -> Work | None:
         """A send or a recv; peer: global rank, -1 for a recv from anyone."""
-        session, tensor = self._session, tensors[0]
+        tap, tensor = self._tap, tensors[0]
         op = "send" if method == "send" else "recv"
         where = callsite.caller()
         entry = Entry(calls.message(op, tensor, peer), self.ranks, None, peer, where)
-        session.ledger.entries.append(entry)
+        tap.ledger.entries.append(entry)
         number, transfer = self._announce_message(entry, op, peer, tag)
         position = {
             "kind": SEND if op == "send" else RECV,
@@ -189,22 +192,23 @@ class Issuing(ProcessGroup):
             "number": number,
             "peer": peer,
             "tag": tag,
+            "bounded": False,
         }
-        blocking = _is_blocking(sys._getframe(2))
+        blocking = _is_blocking(sys._getframe(3))  # over the method and what wraps it
         return self._run(method, args, entry, position, transfer, blocking, tensor.device.type)
 
     def _announce_message(
         self, entry: Entry, op: str, peer: int, tag: int
     ) -> tuple[int, Transfer | None]:
         """Count the message on the board: (its number, its transfer on a shaped network)."""
-        session, board = self._session, self._session.board
+        tap, board = self._tap, self._tap.board
         mine, theirs = self._channel(op, peer, tag)
-        if session.link is None:
+        if tap.link is None:
             return board.count_message(mine, entry.started), None
         ends = (board.rank,) if peer < 0 else (board.rank, peer)
-        latency, bandwidth = session.network.link(ends, board.world_size)
+        latency, bandwidth = tap.network.link(ends, board.world_size)
         seconds = entry.call.cost.path / bandwidth
-        link = session.link
+        link = tap.link
         arrival = link.depart(seconds) if op == "send" else link.arrive("in")
         number = board.count_message(mine, arrival)
 
@@ -221,7 +225,7 @@ class Issuing(ProcessGroup):
         """The board's names for this rank's side of a channel and for the other's."""
         known = self._channels.get((op, peer, tag))
         if known is None:
-            here = self._session.board.rank
+            here = self._tap.board.rank
             ends = (here, peer) if op == "send" else (peer, here)
             other = "recv" if op == "send" else "send"
             known = digest(self.key, op, *ends, tag), digest(self.key, other, *ends, tag)

@@ -8,14 +8,18 @@ order; here they compare notes before each one.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from .board import RECHECK, Board
 from .call import Call
-from .layout import Slot
+from .format import Slot
 
-if TYPE_CHECKING:
-    from .issuing import Issuing
+
+class Members(NamedTuple):
+    """A process group as the board knows it."""
+
+    ranks: tuple[int, ...]  # global, in group order
+    key: bytes  # what names the group on all of them
 
 
 class CollectiveMismatch(RuntimeError):
@@ -23,7 +27,7 @@ class CollectiveMismatch(RuntimeError):
 
 
 def compare_calls(
-    board: Board, group: Issuing, peer: int, number: int, call: Call, where: str
+    board: Board, group: Members, peer: int, number: int, call: Call, where: str
 ) -> None:
     """Read a peer's call once more, for certain; raises CollectiveMismatch if it still differs."""
     slot = _reread(board, group, peer, number)
@@ -38,7 +42,7 @@ def compare_calls(
 
 
 def compare_parts(
-    board: Board, group: Issuing, peer: int, number: int, where: str, parts: tuple[int, ...]
+    board: Board, group: Members, peer: int, number: int, where: str, parts: tuple[int, ...]
 ) -> None:
     """In an all_to_all, what one rank sends to another must be what that one expects of it."""
     theirs = _parts(board, group, peer, number)
@@ -59,20 +63,20 @@ def compare_parts(
 
 
 def _agree(
-    group: Issuing, rank: int, peer: int, mine: tuple[int, ...], theirs: tuple[int, ...]
+    group: Members, rank: int, peer: int, mine: tuple[int, ...], theirs: tuple[int, ...]
 ) -> bool:
     me, you, size = group.ranks.index(rank), group.ranks.index(peer), len(group.ranks)
     return mine[you] == theirs[size + me] and theirs[me] == mine[size + you]
 
 
-def _parts(board: Board, group: Issuing, peer: int, number: int) -> tuple[int, ...] | None:
+def _parts(board: Board, group: Members, peer: int, number: int) -> tuple[int, ...] | None:
     index = board.find_group(peer, group.key)
     if index is None or board.slot(peer, index, number) is None:
         return None
     return board.parts(peer, index, number, 2 * len(group.ranks))
 
 
-def _reread(board: Board, group: Issuing, peer: int, number: int) -> Slot | None:
+def _reread(board: Board, group: Members, peer: int, number: int) -> Slot | None:
     time.sleep(RECHECK)  # see [Note: memory ordering] in board.py
     index = board.find_group(peer, group.key)
     return None if index is None else board.slot(peer, index, number)

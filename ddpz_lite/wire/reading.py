@@ -1,15 +1,12 @@
-"""The board as anyone may read it: the launcher for its reports, the ranks for each other's
-calls.
-"""
+"""The board as anyone may read it: the launcher for its reports, ranks for each other's calls."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
-from typing import TYPE_CHECKING
 
-from .layout import (
+from .format import (
     CHANNELS,
     COLLECTIVE,
     COUNT_AT,
@@ -29,14 +26,11 @@ from .layout import (
     TIME,
     TIMES,
     Head,
-    Layout,
+    Offsets,
     Position,
     Slot,
     text,
 )
-
-if TYPE_CHECKING:
-    from .stall import Stall
 
 _EMPTY = bytes(KEY)
 
@@ -48,7 +42,7 @@ class Reading:
         with open(path, "r+b") as file:
             self.world_size: int = QUAD.unpack(file.read(8))[0]
             self._map = mmap.mmap(file.fileno(), 0)
-        self._layout = Layout(self.world_size)
+        self._offsets = Offsets(self.world_size)
         self._groups: dict[tuple[int, bytes], int] = {}
 
     def close(self) -> None:
@@ -59,7 +53,7 @@ class Reading:
 
     def head(self, rank: int) -> Head:
         """A rank's head, read while it did not change."""
-        start = self._layout.head(rank)
+        start = self._offsets.head(rank)
         while True:
             phase, version = struct.unpack_from("=qq", self._map, start)
             fields = HEAD.unpack_from(self._map, start + 16)
@@ -99,26 +93,17 @@ class Reading:
             name += f", tag {at.tag}"
         return f"{name} ({at.where})"
 
-    def stall(self, gone: set[int]) -> Stall | None:
-        """What keeps some ranks stuck for good, or None. gone: ranks that have ended.
-
-        Certain when it speaks; cheap enough to ask twenty times a second. See `wire.stall`.
-        """
-        from .stall import explain
-
-        return explain(self, gone)
-
     # -- what a rank has called --------------------------------------------------------------------
 
     def members(self, rank: int, index: int) -> tuple[int, ...]:
         """The global ranks of a group in a rank's table."""
-        offset = self._layout.group(rank, index) + MEMBERS_AT
+        offset = self._offsets.group(rank, index) + MEMBERS_AT
         ranks = struct.unpack_from(f"={self.world_size}h", self._map, offset)
         return tuple(rank - 1 for rank in ranks if rank)
 
     def key(self, rank: int, index: int) -> bytes:
         """What names a group on all its members."""
-        offset = self._layout.group(rank, index)
+        offset = self._offsets.group(rank, index)
         return self._map[offset : offset + KEY]
 
     def find_group(self, rank: int, key: bytes) -> int | None:
@@ -138,18 +123,18 @@ class Reading:
         index = self.find_group(rank, key)
         if index is None:
             return 0
-        return QUAD.unpack_from(self._map, self._layout.group(rank, index) + COUNT_AT)[0]
+        return QUAD.unpack_from(self._map, self._offsets.group(rank, index) + COUNT_AT)[0]
 
     def disagrees(self, rank: int, index: int, number: int, signature: bytes) -> bool:
         """Whether a rank's ring shows call `number` with another signature. (The hot path.)"""
-        slot = self._layout.slot(rank, index, number)
+        slot = self._offsets.slot(rank, index, number)
         if QUAD.unpack_from(self._map, slot)[0] != number + 1:
             return False  # not there yet, or long past
         return self._map[slot + SIGNATURE_AT : slot + SIGNATURE_AT + KEY] != signature
 
     def slot(self, rank: int, index: int, number: int) -> Slot | None:
         """Call `number` of a group as this rank made it; None before that, and when long past."""
-        offset = self._layout.slot(rank, index, number)
+        offset = self._offsets.slot(rank, index, number)
         stamp = QUAD.unpack_from(self._map, offset)[0]
         arrival, signature, description, where = SLOT.unpack_from(self._map, offset + 8)
         if stamp != number + 1 or QUAD.unpack_from(self._map, offset)[0] != stamp:
@@ -158,7 +143,7 @@ class Reading:
 
     def parts(self, rank: int, index: int, number: int, count: int) -> tuple[int, ...]:
         """The sizes published with an all_to_all: what goes to each rank, what comes from each."""
-        offset = self._layout.slot(rank, index, number) + SPLITS_AT
+        offset = self._offsets.slot(rank, index, number) + SPLITS_AT
         return struct.unpack_from(f"={count}q", self._map, offset)
 
     def arrival(self, rank: int, key: bytes, number: int) -> float | None:
@@ -179,7 +164,7 @@ class Reading:
         place = self._find_channel(rank, key)
         if place is not None:
             return QUAD.unpack_from(self._map, place + COUNT_AT)[0]
-        last = self._layout.channel(rank, CHANNELS - 1)
+        last = self._offsets.channel(rank, CHANNELS - 1)
         return -1 if self._map[last : last + KEY] != _EMPTY else 0
 
     def message_arrival(self, rank: int, key: bytes, number: int) -> float | None:
@@ -196,7 +181,7 @@ class Reading:
 
     def _find_channel(self, rank: int, key: bytes) -> int | None:
         for place in range(CHANNELS):
-            offset = self._layout.channel(rank, place)
+            offset = self._offsets.channel(rank, place)
             found = self._map[offset : offset + KEY]
             if found == key:
                 return offset

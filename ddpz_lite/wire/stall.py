@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .layout import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
+from .cost import children
+from .format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
 from .reading import Reading
 
 _ENDED = (PHASES.index("returned"), PHASES.index("raised"))
@@ -58,21 +59,18 @@ def explain(board: Reading, gone: set[int]) -> Stall | None:
 
 
 def _needs(board: Reading, rank: int, head: Head) -> set[int] | None:
-    """The ranks whose call this wait needs and that have not made it; None if it may end by
-    itself.
+    """The ranks whose call this wait needs and that have not made it.
+
+    None if the wait may end by itself.
     """
     if head.unsure:
         return None
     key = board.key(rank, head.index)
     members = board.members(rank, head.index)
     if head.kind == COLLECTIVE:
-        needed = _partners(board, rank, head, members) if head.op == "all_to_all" else members
-        if needed is None or (head.op == "reduce" and head.peer != rank):
-            return None  # a rank with nothing to pass on may be let go early
-        if head.op in ("broadcast", "scatter", "gather") and head.peer != rank:
-            needed = (head.peer,)  # the root alone can release it
-        elif head.op in ("broadcast", "scatter"):
-            return None  # a root may be let go before all others have come
+        needed = _partners(board, rank, head, members)
+        if needed is None:
+            return None
         return {peer for peer in needed if board.issued(peer, key) <= head.number} - {rank}
     if head.kind in (SEND, RECV) and head.peer >= 0 and head.number >= 0:
         return _missing_end(board, rank, head, key)
@@ -93,21 +91,32 @@ def _missing_end(board: Reading, rank: int, head: Head, key: bytes) -> set[int] 
 def _partners(
     board: Reading, rank: int, head: Head, members: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """The ranks with which an all_to_all really exchanges something; None for a group too large to
-    say.
+    """The ranks without whose call this rank cannot leave the collective; None if not known.
+
+    The root of a broadcast waits for those that it sends to (`cost.children`), the others for what
+    it sends and for their own children. NCCL may let a root go early: there it counts as bounded.
     """
-    if len(members) > SPLITS:
-        return None
     size = len(members)
-    parts = board.parts(rank, head.index, head.number, 2 * size)
-    return tuple(peer for i, peer in enumerate(members) if parts[i] or parts[size + i])
+    if head.op == "all_to_all":
+        if size > SPLITS:
+            return None  # its sizes are not published
+        parts = board.parts(rank, head.index, head.number, 2 * size)
+        return tuple(peer for i, peer in enumerate(members) if parts[i] or parts[size + i])
+    if head.op == "broadcast":
+        below = children(members.index(rank), size, members.index(head.peer))
+        return head.peer, *(members[place] for place in below)
+    if head.op in ("scatter", "gather") and head.peer != rank:
+        return (head.peer,)  # the root alone can release it
+    if head.op == "reduce" and head.peer != rank:
+        return None  # a rank with nothing to pass on may be let go early
+    return members
 
 
 def _stall(board: Reading, stuck: dict[int, set[int]], ended: set[int]) -> Stall:
     """As in "rank 1 waits in all_reduce #4 (cell 7:3); rank 0 returned without calling it"."""
     for rank, need in stuck.items():
-        missing = sorted(need & ended)
-        if missing:
+        if need & ended:
+            missing = _absent(board, rank, ended)
             has = "returned" if len(missing) == 1 else "have returned"
             call = board.call(board.position(rank))
             sentence = f"rank {rank} waits in {call}; {_ranks(missing)} {has} without calling it"
@@ -116,6 +125,15 @@ def _stall(board: Reading, stuck: dict[int, set[int]], ended: set[int]) -> Stall
     parts = [f"rank {rank} waits in {board.call(board.position(rank))}" for rank in cycle]
     sentence = f"{'; '.join(parts)}: each waits for another of them to move, so none ever will"
     return Stall(sentence, cycle[0])
+
+
+def _absent(board: Reading, rank: int, ended: set[int]) -> list[int]:
+    """The ranks that have ended without making the call in which `rank` waits."""
+    head = board.head(rank)
+    if head.kind != COLLECTIVE:
+        return [head.peer]
+    key, members = board.key(rank, head.index), board.members(rank, head.index)
+    return sorted(r for r in members if r in ended and board.issued(r, key) <= head.number)
 
 
 def _cycle(stuck: dict[int, set[int]]) -> list[int]:

@@ -4,53 +4,26 @@ torch waits for a Work in three ways: `wait()` from Python, `wait()` from C++ (f
 collectives), and a future (DDP's reducer). All of them come through `Wired`, so on the shaped
 network the data is not given out before its time, whoever asks. A blocking call is finished by the
 thread that waits for it. For the others somebody must look while the program computes: the
-backend's own callback where it has one, otherwise a thread of `Waiters`.
+backend's own callback where it has one, otherwise a thread of `waiters.Waiters`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import Work
 
 from .ledger import Entry
 from .shaping import Transfer, sleep_until
-
-if TYPE_CHECKING:
-    from .session import Session
+from .tap import Tap
 
 FOREVER = timedelta(0)  # what C++ passes when the caller gave no time limit
-
-
-class Waiters:
-    """Threads that do one job each and are then used again; they live as long as the process."""
-
-    def __init__(self, started: Callable[[], None]) -> None:
-        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
-        self._started = started  # called for each new thread
-
-    def run(self, job: Callable[[], None]) -> None:
-        try:
-            inbox = self._idle.pop()
-        except IndexError:
-            inbox = queue.SimpleQueue()
-            self._started()
-            name = "ddpz-wire-waiter"
-            threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
-        inbox.put(job)
-
-    def _serve(self, inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            inbox.get()()
-            self._idle.append(inbox)
 
 
 class Wired(Work):
@@ -64,12 +37,12 @@ class Wired(Work):
         self,
         inner: Work | None,
         entry: Entry,
-        session: Session,
+        tap: Tap,
         position: dict[str, Any],
         transfer: Transfer | None,
     ) -> None:
         super().__init__()
-        self._inner, self._entry, self._session = inner, entry, session
+        self._inner, self._entry, self._tap = inner, entry, tap
         self._position, self._transfer = position, transfer
         self._gpu = None if entry.events is None else torch.cuda.current_device()
         self._done: threading.Event | None = None  # the backend is done; made if a thread watches
@@ -96,7 +69,7 @@ class Wired(Work):
         if future is not None:
             future.add_done_callback(self._arrived)
         else:
-            self._session.waiters.run(self._wait_here)
+            self._tap.waiters.run(self._wait_here)
 
     def _future_inside(self) -> torch.futures.Future | None:
         try:
@@ -137,11 +110,11 @@ class Wired(Work):
         if self._transfer is None:
             self._entry.finished = now
         elif self._error is not None:
-            self._session.link.drop(self._transfer)
+            self._tap.link.drop(self._transfer)
             self._entry.finished = now
         else:
-            self._entry.finished = max(self._session.link.settle(self._transfer), now)
-        with self._session.futures:
+            self._entry.finished = max(self._tap.link.settle(self._transfer), now)
+        with self._tap.futures:
             self._done.set()
             future = self._future
         if future is not None:
@@ -153,8 +126,8 @@ class Wired(Work):
         Its callbacks are anyone's code and may wait for the next operation (PowerSGD's do). They
         must not run in the clock's thread, which has to complete that one.
         """
-        session = self._session
-        session.clock.at(self._entry.finished, lambda: session.waiters.run(self._complete))
+        tap = self._tap
+        tap.clock.at(self._entry.finished, lambda: tap.waiters.run(self._complete))
 
     def _complete(self) -> None:
         if self._error is None:
@@ -168,15 +141,16 @@ class Wired(Work):
         """Block until the result may be used. Raises what the backend raised."""
         if self._over:
             return True
-        board = self._session.board
-        on_board = threading.get_ident() == self._session.main_thread
+        board = self._tap.board
+        on_board = threading.get_ident() == self._tap.main_thread
         if on_board:
-            board.enter(**self._position, bounded=timeout != FOREVER)
+            bounded = self._position["bounded"] or timeout != FOREVER
+            board.enter(**{**self._position, "bounded": bounded})
         try:
             self._wait_inside(timeout)
         except RuntimeError:
             if self._done is None and self._transfer is not None:
-                self._session.link.drop(self._transfer)  # a watcher does so itself
+                self._tap.link.drop(self._transfer)  # a watcher does so itself
             raise
         finally:
             if on_board:
@@ -208,7 +182,7 @@ class Wired(Work):
         """The thread that waited notes the end, after sleeping off what the network asks."""
         if self._transfer is not None:
             self._catch_up()
-            sleep_until(self._session.link.settle(self._transfer))
+            sleep_until(self._tap.link.settle(self._transfer))
             self._entry.finished = time.monotonic()
         elif self._entry.finished is None:
             self._entry.finished = time.monotonic()
@@ -227,7 +201,7 @@ class Wired(Work):
     def get_future(self) -> torch.futures.Future:
         if self._done is None or self._transfer is None:
             return self._inner.get_future()
-        with self._session.futures:
+        with self._tap.futures:
             first, self._future = self._future is None, self._future or torch.futures.Future()
             here = self._done.is_set()
         if first and here:

@@ -191,6 +191,31 @@ class ZeRO1:
             loses=TRAFFIC,
         ),
         Wrong(
+            "the whole buffer is kept by a view of the part",
+            zero1().replace("torch.nn.Parameter(own.clone())", "torch.nn.Parameter(own)"),
+            says="a copy of its parameters and gradients take at most",
+            loses=SHARE,
+        ),
+        Wrong(
+            "a closure keeps what was gathered",
+            zero1(copy="p.copy_(new.view_as(p))\n        self.last = lambda: flat"),
+            says="a copy of its parameters and gradients take at most",
+            loses=SHARE,
+        ),
+        Wrong(
+            "a global keeps all gradients",
+            zero1(update="KEPT.append(gradient)\n        self.optimizer.step()")
+            + "\n\nKEPT = []\n",
+            says="a copy of its parameters and gradients take at most",
+            loses=SHARE,
+        ),
+        Wrong(
+            "written for two ranks",
+            zero1(reduce="reduce_scatter(gradient) / 2"),
+            says="off by up to",
+            loses=("another optimizer",),
+        ),
+        Wrong(
             "two optimizers, one of them full",
             zero1().replace(
                 "self.optimizer = optimizer_class([self.shard], **options)",
@@ -204,6 +229,53 @@ class ZeRO1:
             loses=SHARE,
         ),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+FEW = ("few parameters, equal parameters", "few")
+QUIET = ("nothing is sent, and sizes stay as they are", "")
+PROMISES = {
+    "09.shard_owners": {
+        "Give each parameter, as a whole, to one rank": (*OWNED, ""),
+        "the fullest rank owns as few elements as": (*BALANCED, ""),
+        "each on the emptiest rank": FEW,
+        "come to the same answer": (*OWNED, ""),
+        "without sending anything": QUIET,
+        "`sizes` stays as it is": QUIET,
+        "a list of ranks, as long as sizes": (*OWNED, ""),
+        "list of ints, the elements of each parameter": None,
+    },
+    "09.zero1": {
+        "finds gradients on every rank that have not been averaged": (*PLAIN, ""),
+        "the step that `optimizer_class` would make": ("another optimizer", "other"),
+        "ranks hold all new parameters afterwards": (*PLAIN, ""),
+        "each rank keeps optimizer states for its N-th part only": (*SHARE, "changed"),
+        "sends no more than an all-reduce": (*TRAFFIC, ""),
+        "a rank holds, beside parameters and gradients, its part and no more": (*SHARE, "again"),
+        "a stretch of all elements or whole parameters": None,
+        "before every step all of them get a gradient": None,
+        "contiguous or not": ("a second model, any layout", "again"),
+        "give all shares to all ranks": (*PLAIN, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "09.shard_owners": {
+        "`0` -> `1`": "loads that begin at one for every rank: only their order counts",
+        "`0` -> `-1`": "the same",
+        "`0` -> `1` (#2)": "every owner is assigned later",
+        "`0` -> `-1` (#2)": "the same",
+    },
+    "09.zero1": {
+        "`self.world = dist.get_world_size()` -> the first one, kept": "a job has one world",
+        "`p.detach()` -> `p`": "nn.Parameter leaves the graph behind",
+        "`self.shard.detach()` -> `self.shard`": "a collective reads values, not the graph",
+        "`zip(self.parameters, flat.split([*sizes, self.padding]), ...` -> "
+        "`zip(self.parameters, flat.split([*sizes, self.padding]))`": "not strict is the default",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -299,6 +371,43 @@ class ZeRO1:
 """,
         ),
         (
+            "functional collectives, and a mean by one product of matrices",
+            """
+import torch.distributed._functional_collectives as funcol
+
+
+class ZeRO1:
+    def __init__(self, parameters, optimizer_class, **options):
+        self.parameters, self.world = parameters, dist.get_world_size()
+        size = -(-sum(p.numel() for p in parameters) // self.world)
+        self.room = size * self.world
+        own = self.whole(parameters)[dist.get_rank() * size :][:size]
+        self.own = own.clone().requires_grad_()
+        self.inner = optimizer_class([self.own], **options)
+
+    def whole(self, tensors):
+        whole = torch.zeros(self.room)
+        flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+        whole[: len(flat)] = flat
+        return whole
+
+    def step(self):
+        gradient, world = self.whole([p.grad for p in self.parameters]), self.world
+        if world > 1:
+            gradient = funcol.all_to_all_single(gradient, None, None, dist.group.WORLD).wait()
+        mean = torch.full((1, world), 1 / world) @ gradient.view(world, -1)
+        self.own.grad = mean.view(-1)
+        self.inner.step()
+        whole = self.own.detach()
+        if world > 1:
+            whole = funcol.all_gather_tensor(whole, 0, dist.group.WORLD).wait()
+        offset = 0
+        for p in self.parameters:
+            p.data.copy_(whole[offset : offset + p.numel()].view(p.shape))
+            offset += p.numel()
+""",
+        ),
+        (
             "the parameters are views of one flat buffer",
             """
 class ZeRO1:
@@ -318,7 +427,7 @@ class ZeRO1:
 
     def step(self):
         gradient = torch.zeros_like(self.flat)
-        flat = torch.cat([p.grad.view(-1) for p in self.parameters])
+        flat = torch.cat([p.grad.reshape(-1) for p in self.parameters])
         gradient[: len(flat)] = flat
         parts = torch.empty_like(gradient)
         dist.all_to_all_single(parts, gradient)

@@ -14,6 +14,7 @@ import pytest
 
 from ddpz_lite import grader
 from ddpz_lite.cli import doctor, lessons, machine, main, shared
+from ddpz_lite.course import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +45,7 @@ except SystemExit as end:
 )
 def test_help_and_version_import_neither_torch_nor_jupyter(words):
     command = [sys.executable, "-c", HELP_STAYS_LIGHT, *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "DDPZ_WARM": "0"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -297,6 +298,15 @@ def test_lessons_write_stores_outputs_and_nothing_of_this_machine(make_notebook,
         "language_info": {"name": "python"},
     }
     assert "execution" not in cell.metadata
+
+
+def test_what_ran_is_kept_so_that_stale_outputs_are_found():
+    cell = nbformat.v4.new_code_cell("x = 1")
+    lesson = nbformat.v4.new_notebook(cells=[cell], metadata={"ddpz": {"title": "X"}})
+    lessons.scrub(lesson)
+    assert list(rules.fresh(lesson)) == []
+    cell.source = "x = 2"
+    assert "code has changed since the stored run" in next(rules.fresh(lesson))
 
 
 def test_lessons_runs_in_the_python_that_was_asked(make_notebook, tmp_path):

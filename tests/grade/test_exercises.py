@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -117,6 +118,40 @@ def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
             assert cell.outputs == [] and cell.execution_count is None
     for rule in (rules.headings, rules.alt_text, rules.plain_file):
         assert list(rule(notebook)) == []
+
+
+# ---- what the texts promise ----
+
+OPEN = {"01", "02", "03", "05", "08", "10", "11"}  # lessons whose tables are not there yet
+PROMISING = re.compile(
+    r"\b(must|exactly|never|all|each|every|same|no|none|nothing|anything|only|alone|both|without"
+    r"|at most|at least|no more|stays?)\b"
+)
+JUDGED = [task for task in TASKS if task.lesson not in OPEN]
+
+
+@pytest.mark.parametrize("task", by_id(JUDGED))
+def test_what_a_text_promises_is_judged(task):
+    """Each promising sentence is quoted, each quotation stands in the text, and an aspect looks at
+    a case for it.
+    """
+    promises, sentences = trying.promises(task.id), trying.texts(task, trying.master(task.lesson))
+    aspects, kinds = {a.says: a for a in task.aspects}, {case.kind for case in draw(task)}
+    for quotation, judged in promises.items():
+        assert any(quotation in sentence for sentence in sentences), quotation
+        if judged is not None:
+            aspect, kind = judged
+            assert aspect in aspects and kind in kinds, judged
+            assert not aspects[aspect].on or kind in aspects[aspect].on, judged
+    for sentence in filter(PROMISING.search, sentences):
+        assert any(quotation in sentence for quotation in promises), sentence
+
+
+@pytest.mark.parametrize("task", by_id(JUDGED))
+def test_an_aspect_is_worth_a_point_and_a_case_is_looked_at(task):
+    assert all(aspect.points >= 1 for aspect in task.aspects)
+    for case in draw(task):
+        assert any(not aspect.on or case.kind in aspect.on for aspect in task.aspects), case.says
 
 
 # ---- what becomes of answers ----

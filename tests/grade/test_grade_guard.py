@@ -71,12 +71,15 @@ CASES = {
                 make()
             except ReadyMade:
                 return True
+        def public(module):
+            own = [name for name in vars(module) if not name.startswith("_")]
+            made = [n for n in own if inspect.isroutine(v := vars(module)[n]) or type(v) is type]
+            return [n for n in made if vars(module)[n].__module__ == module.__name__]
+        named = {module: public(module) for module in (later, checkpoint, units, zero3)}
+        assert all(named.values())
         with own_work():
-            for module in (later, checkpoint, units, zero3):
-                own = {n: v for n, v in vars(module).items() if not n.startswith("_")}
-                made = [v for v in own.values() if inspect.isroutine(v) or inspect.isclass(v)]
-                made = [v for v in made if v.__module__ == module.__name__]
-                assert made and all(map(refuses, made)), (module, made)
+            for module, names in named.items():
+                assert all(refuses(vars(module)[name]) for name in names), (module, names)
             later._Own()
             assert refuses(lambda: importlib.import_module("ddpz_lite.strategies.latest"))
         later.Later(), later.shard(), importlib.import_module("ddpz_lite.strategies.latest").Later()
@@ -96,7 +99,7 @@ def test_in_a_process_of_its_own(case, tmp_path):
     program = SETUP + textwrap.dedent(CASES[case]) + "os._exit(0)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "DDPZ_WARM": "0", "LATER": str(tmp_path)},
+        env={**os.environ, "LATER": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,

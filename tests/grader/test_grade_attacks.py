@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ TASK = find("03.weighted_mean")
 CANARY = "CANARY-5e0c1d"
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = (ROOT / "solutions", ROOT / "tests", ROOT / ".git" / "config", ROOT / "ddpz_lite/grade")
+HOST = (str(ROOT), sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1]))
 # little of everything, so that bombs go off at once
 HASTY, PATIENT = 2.0, 60.0  # seconds for a case that may hang, and for one that must not
 LIMITS = Limits(memory=512 << 20, calls=500, waiting=64 << 20, cell=1.0)
@@ -96,6 +98,7 @@ def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, grounds, canarie
     assert not shut_in or ("CANARY-" not in shown and "BEGIN SOLUTION" not in shown)
     assert all(c.isprintable() or c == "\n" for s in seen for c in s.sentence)
     assert max(len(s.sentence) for s in seen) < 1000
+    assert not any(path in s.sentence for s in seen for path in HOST)
     assert gone(list(family() - before))
     assert descriptors() == fds
     assert written() == files

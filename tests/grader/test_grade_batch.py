@@ -19,8 +19,9 @@ from ddpz_lite.grade.chance import apart, generator
 from ddpz_lite.grade.run import draw
 from ddpz_lite.grade.task import Aspect, Case, Observed, find
 from ddpz_lite.grader import batch, hidden, merge, similarity
-from ddpz_lite.grader.batch import Failure, Grade, Terms
-from ddpz_lite.grader.intake import Submission
+from ddpz_lite.grader.batch import Grade, Terms
+from ddpz_lite.grader.exercise import Pristine, pristine
+from ddpz_lite.grader.submission import NotGraded, Submission
 from ddpz_lite.wire import Record, Span
 
 TASK = find("03.weighted_mean")
@@ -38,7 +39,7 @@ def one_task(monkeypatch):
 def exercise(tmp_path):
     path = tmp_path / f"{small_course.NAME}.ipynb"
     nbformat.write(small_course.master(), path)
-    return merge.pristine(path)
+    return pristine(path)
 
 
 def handed_in(source: str | None, student: str = "ada", **changed) -> Submission:
@@ -107,30 +108,21 @@ def grade_all(exercise, ranks, tmp_path):
 
 
 def attempt(exercise, source, **changed):
-    (one,), warnings = merge.merge(exercise, handed_in(source, **changed))
-    return one, warnings
+    (one,) = merge.merge(exercise, handed_in(source, **changed))
+    return one
 
 
 def test_an_answer_runs_between_the_course_s_own_cells(exercise):
-    one, warnings = attempt(exercise, RIGHT)
+    one = attempt(exercise, RIGHT)
     assert one.cells == (("given", small_course.GIVEN), (small_course.CELL, RIGHT))
-    assert one.status == "" and warnings == []
-
-
-def test_of_a_cell_that_is_there_twice_the_last_counts(exercise):
-    twice = ((small_course.CELL, WRONG), (small_course.CELL, RIGHT))
-    one, warnings = attempt(exercise, RIGHT, answers=twice)
-    assert one.cells[-1] == (small_course.CELL, RIGHT)
-    assert warnings == [
-        f"the cell {small_course.CELL} is there more than once; the last one counts"
-    ]
+    assert one.status == ""
 
 
 @pytest.mark.parametrize(
     "source", [None, "", "  \n", notebooks.stubbed(small_course.ANSWER), "\n\n# nothing but this"]
 )
 def test_what_was_not_attempted(exercise, source):
-    one, _ = attempt(exercise, source)
+    one = attempt(exercise, source)
     if source and "nothing" in source:
         assert one.status == ""  # it runs, and defines no answer
     else:
@@ -142,14 +134,14 @@ def test_what_was_not_attempted(exercise, source):
     ["%time f()", "%%bash\nls", "!ls", "!!ls", "x = !ls", "a, b = %time f()", "f?", "?f", "f??"],
 )
 def test_magics_and_shell_lines_are_refused(exercise, line):
-    one, _ = attempt(exercise, f"{line}\n{RIGHT}")
+    one = attempt(exercise, f"{line}\n{RIGHT}")
     assert one.status == "refused" and one.sentence.startswith("Line 1 is a magic or a shell line")
     assert one.cells == ()
 
 
 @pytest.mark.parametrize("source", ["x = (5\n     % 2)", "s = '''\n!ls\n%time\n'''", "y = 7 % 2"])
 def test_python_that_looks_like_a_magic_is_not_one(exercise, source):
-    assert attempt(exercise, source)[0].status == ""
+    assert attempt(exercise, source).status == ""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +154,7 @@ def test_python_that_looks_like_a_magic_is_not_one(exercise, source):
     ],
 )
 def test_what_is_no_python_does_not_run(exercise, source, status, sentence):
-    one, _ = attempt(exercise, source)
+    one = attempt(exercise, source)
     assert one.status == status and sentence in one.sentence and one.cells == ()
 
 
@@ -195,15 +187,15 @@ def test_the_time_to_look_for_magics_grows_as_the_answer_does(shape, filler):
 
 
 def test_a_magic_is_found_behind_an_indent(exercise):
-    one, _ = attempt(exercise, "def f():\n    x = 1\n \t !ls")
+    one = attempt(exercise, "def f():\n    x = 1\n \t !ls")
     assert one.status == "refused" and one.sentence.startswith("Line 3 is a magic")
 
 
 def test_a_bad_answer_leaves_the_other_tasks_alone(exercise):
     cells = (*exercise.cells, ("other-answer", "raise NotImplementedError", "03.other"))
-    two = merge.Pristine("03", "03_mean", "Mean", cells)
+    two = Pristine("03", "03_mean", "Mean", cells)
     answers = ((small_course.CELL, "!ls"), ("other-answer", "right = 1"))
-    first, second = merge.merge(two, handed_in("", answers=answers))[0]
+    first, second = merge.merge(two, handed_in("", answers=answers))
     assert first.status == "refused"
     stub = notebooks.stubbed(small_course.ANSWER)
     assert [source for _, source in second.cells] == [small_course.GIVEN, stub, "right = 1"]
@@ -214,12 +206,12 @@ def test_a_bad_answer_leaves_the_other_tasks_alone(exercise):
 
 def test_a_name_that_was_lost_with_a_cell_is_explained(exercise, monkeypatch):
     cells = (*exercise.cells, ("other-answer", "raise NotImplementedError", "03.other"))
-    two = merge.Pristine("03", "03_mean", "Mean", cells)
+    two = Pristine("03", "03_mean", "Mean", cells)
     lost = "%autoreload 2\nimport numpy as np\ndef helper(x): pass\nclass Best:\n    inner = 1\n"
     lost += "n: int = 3"
     answers = ((small_course.CELL, lost), ("other-answer", "right = 1"))
     one = handed_in("", answers=answers, elsewhere=frozenset({"mine"}))
-    why = merge.left_out(two, one, merge.merge(two, one)[0])
+    why = merge.left_out(two, one, merge.merge(two, one))
     assert set(why) == {"mine", "np", "numpy", "as", "helper", "Best", "n"}
 
     def said(name):
@@ -321,7 +313,7 @@ def test_all_come_back_in_order_and_one_bad_one_stops_nothing(grade_all, tmp_pat
     sources = [RIGHT, "explodes", WRONG, None, RIGHT]
     results = grade_all(*(handed_in(s, f"s{i}") for i, s in enumerate(sources)))
     assert [one.student for one in results] == ["s0", "s1", "s2", "s3", "s4"]
-    assert isinstance(results[1], Failure) and "OSError: no ranks" in results[1].reason
+    assert isinstance(results[1], NotGraded) and "OSError: no ranks" in results[1].reason
     assert [one.points for one in results if isinstance(one, Grade)] == [5, 0, 0, 5]
     assert len(list((tmp_path / "out" / "grades").iterdir())) == 4
 

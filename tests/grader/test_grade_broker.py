@@ -9,7 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +23,13 @@ from grade_cases import TASK, by_broker, by_launch, case, returned
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.run import draw
 from ddpz_lite.grade.score import score
-from ddpz_lite.grade.task import find
+from ddpz_lite.grade.task import Observed, find
 from ddpz_lite.grader import Grounds, Limits, NoRanks, observe_in_sandbox, probe
-from ddpz_lite.grader.arena import broker
+from ddpz_lite.grader.arena import broker, observe
 from ddpz_lite.grader.sandbox import frames, leash
 from ddpz_lite.grader.sandbox.frames import frame
 from ddpz_lite.grader.sandbox.leash import Leash
-from ddpz_lite.wire import Network
+from ddpz_lite.wire import Network, Record, Span
 
 SANDBOXED = probe().ok
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -417,7 +420,77 @@ def test_spans_hold_the_calls_that_were_made_in_them():
     )
     for rank in range(2):
         assert seen.ops(rank) == ["all_reduce", "all_reduce", "barrier"]
-        assert seen.ops(rank, "mine") == ["all_reduce"]
+        assert seen.ops(rank, "the answer's mine") == ["all_reduce"]
+    assert not [span for span in seen.spans if span.name == "mine"], "a name that a job may use"
+
+
+def test_spans_have_an_end():
+    source = "import ddpz_lite as dz\nfor _ in range(21):\n    with dz.span('x'): pass"
+    seen = by_broker(source, case(1), sandboxed=SANDBOXED, limits=Limits(spans=20))
+    assert (seen.outcome, seen.sentence) == ("refused", "rank 0 made more than 20 spans")
+
+
+class Counted(float):
+    """A time that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __le__(self, other):
+        Counted.comparisons += 1
+        return float(self) <= float(other)
+
+    def __lt__(self, other):
+        Counted.comparisons += 1
+        return float(self) < float(other)
+
+
+def test_what_a_judge_asks_for_does_not_cost_calls_times_spans():
+    calls, spans = 2000, 500
+    ledger = [
+        Record(0, i, "all_reduce", "float32", 1, 8, Counted(i), None, "?", (0, 1), None, i)
+        for i in range(calls)
+    ]
+    named = [Span(0, "x", Counted(10 * i + 0.5), Counted(10 * i + 2.5)) for i in range(spans // 2)]
+    named += [Span(0, "y", Counted(0), Counted(calls)) for i in range(spans // 2)]
+    seen = Observed(case(1), "ok", ledger=ledger, spans=named)
+    found = [record.seq for record in seen.calls(0, "x")]
+    assert found == [seq for seq in range(calls) if seq % 10 in (1, 2)]
+    assert Counted.comparisons < 20 * (calls + spans)
+    assert len(seen.calls(0, "y")) == len(seen.calls(0)) == calls and seen.calls(1) == []
+
+
+def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
+    """And what is not runs beside others."""
+    running, seen, met = [], [], threading.Barrier(3)
+
+    def run_case(grounds, task, cells, case, limits, sandboxed):
+        running.append(case.says)
+        if case.says == "meets":
+            met.wait(20)
+        for _ in range(100):
+            seen.append(tuple(running))
+            time.sleep(0.0001)
+        running.remove(case.says)
+        return broker.Ending("raised", "rank 0 raised")
+
+    def judge():
+        with observe.turn():
+            running.append("judge")
+            time.sleep(0.005)
+            running.remove("judge")
+
+    monkeypatch.setattr(observe, "run_case", run_case)
+    first, fast = (replace(case(1), says=says) for says in ("meets", "fast"))
+    slow = replace(case(1, network=SLOW), says="slow")
+    with Grounds(), ThreadPoolExecutor(6) as pool:
+        runs = [pool.submit(observe_in_sandbox, TASK, [], [first]) for _ in range(2)]
+        met.wait(20)  # both are there
+        runs += [pool.submit(observe_in_sandbox, TASK, [], [one]) for one in (fast, slow) * 4]
+        runs += [pool.submit(judge) for _ in range(4)]
+        for run in runs:
+            run.result(20)
+    assert sum(beside == ("slow",) for beside in seen) == 400
+    assert all(len(beside) == 1 for beside in seen if "slow" in beside)
 
 
 def test_ranks_that_cannot_start_are_not_the_answers_fault(monkeypatch):

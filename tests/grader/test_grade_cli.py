@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import zipfile
@@ -15,7 +16,9 @@ from small_course import SOLVED
 
 from ddpz_lite.cli import grade as command
 from ddpz_lite.cli import main
-from ddpz_lite.grade.task import Observed
+from ddpz_lite.grade import notebooks
+from ddpz_lite.grade.task import Observed, find
+from ddpz_lite.grader.exercise import Pristine
 from ddpz_lite.grader.sandbox.limits import Probe
 
 STUB = small_course.handed_in()
@@ -156,6 +159,8 @@ def test_without_a_sandbox_the_reports_say_so(class_of, no_ranks, monkeypatch, c
         (["--hidden", "nowhere"], "--hidden: there is no .py file in nowhere/"),
         (["--hidden", "judges"], "--hidden: there are no tasks 03.other"),
         (["--out", "file"], "--out: file/ cannot be written"),
+        (["--only", "03.other"], "--only: there is no task 03.other; name one as 03.weighted_mean"),
+        (["--roster", "nobody.csv"], "--roster: nobody.csv cannot be read (No such file"),
     ],
 )
 def test_what_cannot_be_done_is_said(class_of, no_ranks, course, capsys, words, complaint):
@@ -184,6 +189,85 @@ def test_help_shows_an_example(capsys):
         main(["grade", "x", "--jobs", "0"])
 
 
+# ---- who, what, how much ----
+
+
+def test_only_some_tasks_are_graded_and_the_others_later(class_of, monkeypatch, course, no_ranks):
+    ran = []
+
+    def observe(task, cells, cases, limits, sandboxed):
+        ran.append(task.id)
+        return [Observed(case, "raised", "rank 0 raised") for case in cases]
+
+    two = find("03.weighted_mean"), find("03.same_start")
+    second = Pristine(
+        "03",
+        small_course.NAME,
+        "Mean",
+        (("a", notebooks.STUB, two[0].id), ("b", notebooks.STUB, two[1].id)),
+    )
+    monkeypatch.setattr(command, "_exercises", lambda: {"03": second})
+    monkeypatch.setattr(command, "observe_in_sandbox", observe)
+    cells = [
+        {"cell_type": "code", "id": name, "metadata": {}, "source": "x = 1"} for name in ("a", "b")
+    ]
+    (course / "class").mkdir()
+    text = json.dumps({"nbformat": 4, "metadata": {}, "cells": cells})
+    (course / "class/ada.ipynb").write_text(text)
+
+    def points(*words):
+        ran.clear()
+        assert main(["grade", "class", "--out", "out", *words]) == 0
+        row = rows(course / "out")["ada"]
+        return list(dict.fromkeys(ran)), [key for key in row if key[:3] == "03."], row["out of"]
+
+    first, last = (task.id for task in two)
+    both = str(two[0].points + two[1].points)
+    assert points("--only", last) == ([last], [last], str(two[1].points))
+    assert points() == ([first], [first, last], both), "what is graded is not graded again"
+    assert points("--only", first) == ([], [first], str(two[0].points))
+    assert points("--only", "03") == ([], [first, last], both)
+
+
+def test_who_is_missing_and_who_has_too_few_points(class_of, no_ranks, course, capsys):
+    place = class_of(ada=SOLVED, zoe=None)
+    (course / "names.csv").write_text("student;mail\nAda;a@x\nBob;b@x\n")
+    words = ["grade", place, "--out", "out", "--roster", "names.csv"]
+    assert main(words) == 0, "who is missing is named, and no fault of the grader"
+    out = capsys.readouterr().out
+    assert "Bob  handed in nothing" in out and "zoe  is not in the roster" in out
+    assert set(rows(course / "out")) == {"ada", "Bob", "zoe"}
+    assert main([*words, "--fail-under", "0"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--fail-under", "0.5"]) == 1
+    out = capsys.readouterr().out
+    assert [f"{name}  0 points, fewer than 0.5" in out for name in ("ada", "Bob", "zoe")] == [
+        True
+    ] * 3
+
+
+def test_what_was_handed_in_without_a_notebook_is_named(class_of, no_ranks, course, capsys):
+    place = class_of(zoe=SOLVED)
+    (course / place / "ada").mkdir()
+    (course / place / "ada/solution.py").write_text("x = 1")
+    assert main(["grade", place, "--out", "out"]) == 1
+    said = "ada  not graded: class/ada: there is no notebook (.ipynb) in it, but solution.py; ask"
+    assert said in capsys.readouterr().out
+    assert "solution.py" in rows(course / "out")["ada"]["remarks"]
+    assert "solution.py" in (course / "out/students/ada/feedback.html").read_text()
+
+
+def test_names_that_a_terminal_cannot_write_stop_nothing(class_of, no_ranks, course, monkeypatch):
+    place = class_of(**{"李小龙": SOLVED})
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(["grade", place, "--out", "out"]) == 0
+    terminal.flush()
+    assert b"???  03  0 of 5 points" in terminal.buffer.getvalue()
+    assert (course / "out/students/李小龙/feedback.html").exists()
+    assert set(rows(course / "out")) == {"李小龙"}
+
+
 @pytest.mark.slow
 def test_a_class_gets_the_points_that_its_answers_are_worth(class_of, course):
     """Real ranks, and the same points in a second run that grades anew with the same seed."""
@@ -196,12 +280,12 @@ def test_a_class_gets_the_points_that_its_answers_are_worth(class_of, course):
         eve="def weighted_mean(gradients, samples):\n    raise SystemExit('5 of 5 points')",
         fay="!pip install torch",
     )
-    points = []
-    for out in ("one", "two"):
-        assert main(["grade", place, "--out", out, "--seed", "7", "--jobs", "2"]) == 0
-        points.append({name: int(row["points"]) for name, row in rows(course / out).items()})
-    assert points[0] == points[1]
-    assert points[0] == {"ada": 5, "bob": 0, "cem": 0, "dan": 3, "eve": 0, "fay": 0}
+    points = {}
+    for out, paths in (("two", ["class/ada", "class/dan"]), ("one", [place])):
+        assert main(["grade", *paths, "--out", out, "--seed", "7", "--jobs", "2"]) == 0
+        points[out] = {name: int(row["points"]) for name, row in rows(course / out).items()}
+    assert points["two"] == {"ada": 5, "dan": 3}
+    assert points["one"] == {"ada": 5, "bob": 0, "cem": 0, "dan": 3, "eve": 0, "fay": 0}
     for name, sentence in {
         "dan": "the mean of the ranks&#x27; means",
         "eve": "<b",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import stat
 import struct
 import zipfile
@@ -16,8 +17,10 @@ import small_course
 
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import find
-from ddpz_lite.grader import intake, merge
-from ddpz_lite.grader.intake import Refusal, Submission, clean
+from ddpz_lite.grader import answers, intake, merge, places, zips
+from ddpz_lite.grader.exercise import pristine
+from ddpz_lite.grader.submission import NotGraded, Submission
+from ddpz_lite.grader.text import clean
 
 STUB = small_course.handed_in()
 EXERCISE = f"{small_course.NAME}.ipynb"
@@ -35,7 +38,7 @@ def known(tmp_path):
     path = tmp_path / "course" / f"{small_course.NAME}.ipynb"
     path.parent.mkdir()
     nbformat.write(small_course.master(), path)
-    return {"03": merge.pristine(path)}
+    return {"03": pristine(path)}
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ def students(taken):
 
 def reason(taken):
     (one,) = taken
-    assert isinstance(one, Refusal), one
+    assert isinstance(one, NotGraded), one
     assert "\n" not in one.reason
     return one.reason
 
@@ -379,7 +382,7 @@ TAMPERED = [
 def test_nothing_around_an_answer_changes_what_runs(put, take, known, tamper):
     def program(text):
         put(f"ada/{EXERCISE}", text)
-        return merge.merge(known["03"], take("ada")[0])[0]
+        return merge.merge(known["03"], take("ada")[0])
 
     honest = small_course.handed_in("x = 1")
     notebook = json.loads(honest)
@@ -401,7 +404,7 @@ def test_of_other_cells_only_the_names_are_kept(put, take):
     lines = "\n".join(f"n{n} = 1" for n in range(3000))
     notebook["cells"].append({**notebook["cells"][3], "id": "many", "source": lines})
     put(f"ada/{EXERCISE}", json.dumps(notebook))
-    assert intake.NAMES - 9 < len(take("ada")[0].elsewhere) <= intake.NAMES
+    assert answers.NAMES - 9 < len(take("ada")[0].elsewhere) <= answers.NAMES
 
 
 def test_an_id_in_the_metadata_counts_where_the_format_has_none(put, take):
@@ -453,7 +456,7 @@ BAD = [
     (nested(100).encode(), "nested too deeply"),
     (json.dumps({"nbformat": 4, "cells": cells(1001)}).encode(), "1001 cells; 1000 are allowed"),
     (small_course.handed_in("#" * 50_001).encode(), "longer than 50000 characters"),
-    (b" " * (intake.NOTEBOOK + 1), "larger than 16 MiB"),
+    (b" " * (places.NOTEBOOK + 1), "larger than 16 MiB"),
 ]
 
 
@@ -467,7 +470,8 @@ def test_a_bad_notebook_is_refused_and_the_next_one_taken(put, take, raw, compla
 
 
 def test_a_notebook_of_another_course_is_refused(put, take):
-    put("ada.ipynb", STUB.replace("weighted_mean-answer", "cell-7"))
+    strange = STUB.replace("weighted_mean-answer", "cell-7").replace("03.weighted_mean", "a.task")
+    put("ada.ipynb", strange)
     assert "no answer cell of any exercise" in reason(take("ada.ipynb"))
 
 
@@ -485,13 +489,30 @@ def test_links_are_refused_and_not_followed(put, take, tmp_path):
     (tmp_path / "all.zip").symlink_to(secret)
     taken = take("class", "all.zip")
     assert students(taken) == {"ada"}
-    refused = [one.reason for one in taken if isinstance(one, Refusal)]
-    assert refused == [intake.LINK] * 3
+    refused = [(one.where, one.reason) for one in taken if isinstance(one, NotGraded)]
+    assert refused == [
+        ("class/link.ipynb, class/loop", places.LINK),
+        ("all.zip", places.LINK),
+    ]
 
 
-def test_a_pipe_does_not_block(take, tmp_path):
-    os.mkfifo(tmp_path / "ada.ipynb")
-    assert "not a regular file" in reason(take("ada.ipynb"))
+def test_a_pipe_a_socket_or_a_device_stops_nothing(put, pack, take, tmp_path):
+    for name in ("ada.ipynb", "bob.zip"):
+        os.mkfifo(tmp_path / name)
+        assert reason(take(name)) == places.ODD
+    put(f"class/cem/{EXERCISE}")
+    put(f"class/dan/{EXERCISE}")
+    for name in ("class/bob.zip", "class/cem/a.zip", "class/cem/b.ipynb", "class/cem/log"):
+        os.mkfifo(tmp_path / name)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "class/cem/c.ipynb"))
+        taken = take("class")
+    assert students(taken) == {"cem", "dan"}
+    refused = {one.student: (one.where, one.reason) for one in taken if isinstance(one, NotGraded)}
+    assert refused == {
+        "class": ("class/bob.zip", places.ODD),
+        "cem": ("class/cem/a.zip, class/cem/b.ipynb, class/cem/c.ipynb and 1 more", places.ODD),
+    }
 
 
 def test_folders_may_not_be_nested_for_ever(put, take):
@@ -499,11 +520,36 @@ def test_folders_may_not_be_nested_for_ever(put, take):
     assert "nested more than 8 deep" in reason(take("class"))
 
 
-def test_a_folder_may_not_hold_too_many_files(put, take, monkeypatch):
-    monkeypatch.setattr(intake, "FILES", 3)
-    for number in range(6):
-        put(f"class/{number}.txt")
-    assert "more than 3 files" in reason(take("class"))
+def test_a_student_s_many_files_are_nobody_else_s_harm(put, take, monkeypatch):
+    """The walk ended at the 20,000th file of a class, and with it all who sort behind."""
+    monkeypatch.setattr(places, "FILES", 30)
+    for name in ("ada", "zoe"):
+        put(f"class/{name}/{EXERCISE}")
+    for number in range(40):
+        for folder in (".venv/lib", "venv/bin", "node_modules/x", "env/lib/site-packages/t"):
+            put(f"class/ada/{folder}/{number}.py", "")
+        put(f"class/bob/a/b/{number}.txt", "")
+        put(f"class/cem/{number}/x.ipynb", "")
+    put(f"class/bob/a/{EXERCISE}")
+    put(f"class/bob/a/b/c/{EXERCISE}", "")
+    put(f"class/zoe/.venv/{EXERCISE}", "{")
+    taken = take("class")
+    assert students(taken) == {"ada", "bob", "zoe"}
+    assert len(taken) == 5, "one line each for what was not looked at"
+    refused = [(one.student, one.reason) for one in taken if isinstance(one, NotGraded)]
+    assert refused == [("bob", places.TOO_MANY), ("cem", places.TOO_MANY)]
+    assert f"class/bob/a/{EXERCISE}" in [one.where for one in taken]
+
+
+def test_a_student_s_many_notebooks_are_looked_at_up_to_a_number(pack, take, monkeypatch):
+    monkeypatch.setattr(intake, "PAPERS", 5)
+    pack("class/ada.zip", {f"{n}.ipynb": "" for n in range(50)} | {f"z/{EXERCISE}": STUB})
+    pack("class/bob.zip", {EXERCISE: STUB})
+    taken = take("class")
+    assert students(taken) == {"bob"}
+    lines = [(one.where, one.reason) for one in taken if isinstance(one, NotGraded)]
+    some = "class/ada.zip/0.ipynb, class/ada.zip/1.ipynb, class/ada.zip/10.ipynb and 2 more"
+    assert lines == [(some, "the file is empty"), ("class/ada.zip", intake.TOO_MANY)]
 
 
 # ---- zips ----
@@ -526,14 +572,14 @@ def test_a_zip_slip_is_refused_and_the_rest_taken(pack, take, tmp_path, name, co
     before = set(tmp_path.rglob("*"))
     taken = take("class.zip")
     assert students(taken) == {"ada", "bob"}
-    assert complaint in reason([one for one in taken if isinstance(one, Refusal)])
+    assert complaint in reason([one for one in taken if isinstance(one, NotGraded)])
     assert set(tmp_path.rglob("*")) == before, "nothing is unpacked to disk"
 
 
 def test_a_link_in_a_zip_is_refused(pack, take):
     pack("ada.zip", {EXERCISE: STUB}, links=["x.ipynb"])
     taken = take("ada.zip")
-    assert [one.reason for one in taken if isinstance(one, Refusal)] == [intake.LINK]
+    assert [one.reason for one in taken if isinstance(one, NotGraded)] == [places.LINK]
 
 
 def test_a_bomb_is_refused_without_unpacking_it(pack, take):
@@ -544,16 +590,25 @@ def test_a_bomb_is_refused_without_unpacking_it(pack, take):
 
 
 def test_many_notebooks_that_are_too_much_together_are_refused(pack, take, monkeypatch):
-    monkeypatch.setattr(intake, "UNPACKED", 3 * len(STUB))
+    monkeypatch.setattr(zips, "UNPACKED", 3 * len(STUB))
     pack("class.zip", {f"{name}/{EXERCISE}": STUB for name in "abcd"})
     assert "MiB together" in reason(take("class.zip"))
 
 
 def test_a_zip_may_not_hold_too_many_files_or_be_too_large(pack, take, monkeypatch):
-    pack("class.zip", {f"{number}.txt": "" for number in range(6)})
-    monkeypatch.setattr(intake, "FILES", 3)
-    assert "more than 3 files" in reason(take("class.zip"))
-    monkeypatch.setattr(intake, "ARCHIVE", 10)
+    """What a zip lists is known at once: its length is bounded before that, its students' later."""
+    monkeypatch.setattr(places, "FILES", 30)
+    deep = {f"ada/a/b/{number}.txt": "" for number in range(40)} | {"ada/a/b/c/x.ipynb": STUB}
+    junk = {f"bob/.venv/lib/{number}.py": "" for number in range(40)}
+    ends = {f"{name}/{EXERCISE}": STUB for name in ("bob", "zoe")}
+    pack("class.zip", {**deep, **junk, **ends})
+    taken = take("class.zip")
+    assert students(taken) == {"bob", "zoe"}
+    assert reason([one for one in taken if isinstance(one, NotGraded)]) == places.TOO_MANY
+    with monkeypatch.context() as patch:
+        patch.setattr(zips, "MEMBERS", 5000)
+        assert "list of members is larger" in reason(take("class.zip"))
+    monkeypatch.setattr(zips, "ARCHIVE", 10)
     assert "the zip is larger than" in reason(take("class.zip"))
 
 
@@ -587,7 +642,7 @@ def test_the_list_of_a_zip_is_read_once_and_not_for_each_notebook(pack, take, mo
             opened.append(self)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr(intake.zipfile, "ZipFile", Counted)
+    monkeypatch.setattr(zips.zipfile, "ZipFile", Counted)
     assert len(take(path.name)) == 50
     assert len(opened) == 1 and opened[0].fp is None, "one, and it is closed"
 

@@ -16,14 +16,15 @@ import small_course
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.score import Finding, Verdict
 from ddpz_lite.grade.task import find
-from ddpz_lite.grader import formats, merge, report
-from ddpz_lite.grader.batch import Failure, Grade, Terms
-from ddpz_lite.grader.intake import Refusal
+from ddpz_lite.grader import formats, pages, text
+from ddpz_lite.grader.batch import Grade, Terms
+from ddpz_lite.grader.exercise import pristine
 from ddpz_lite.grader.nbval import Cell, Said
+from ddpz_lite.grader.report import Report
+from ddpz_lite.grader.submission import NotGraded
 
 TASK = find("03.weighted_mean")
 TERMS = Terms("0.1.0+test", 7, "none")
-TITLES = {TASK.id: TASK.title}
 EVIL = (
     "<script>alert(1)</script> <img src=x onerror=y> [a](javascript:b) ![i](http://x) `c` | d\n"
     "::error::e\n# f \x1b[31m \u202eg\u2066 \x00 \ud800 =cmd() **h** </p></section>"
@@ -64,8 +65,8 @@ SAID = {
     ("bob", "03"): Said("ab" * 32, "v", trouble=EVIL),
 }
 LOST = [
-    Refusal("cem", EVIL, "the file is empty"),
-    Failure("dan", "03", "dan.ipynb", f"the grader could not grade it: {EVIL}"),
+    NotGraded("cem", EVIL, "the file is empty"),
+    NotGraded("dan", "dan.ipynb", f"the grader could not grade it: {EVIL}"),
 ]
 
 
@@ -74,7 +75,7 @@ def exercises(monkeypatch, tmp_path):
     monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
     path = tmp_path / f"{small_course.NAME}.ipynb"
     nbformat.write(small_course.master(), path)
-    return {"03": merge.pristine(path)}
+    return {"03": pristine(path)}
 
 
 class Tags(HTMLParser):
@@ -102,7 +103,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("one", GRADES, ids=lambda one: one.student)
 def test_a_page_holds_no_markup_of_a_student(one, exercises):
-    page = report.page(one.student, [one], LOST, exercises, TERMS, SAID)
+    page = pages.html(one.student, Report([one], LOST, exercises, TERMS, SAID))
     assert "What nbval says" in page
     tags = Tags(page)
     assert tags.open == []
@@ -110,45 +111,48 @@ def test_a_page_holds_no_markup_of_a_student(one, exercises):
     assert tags.attributes <= {"lang", "charset", "name", "content", "http-equiv", "class"} | {
         "role",
         "aria-label",
+        "dir",
     }
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800]", page)
 
 
 def test_a_page_says_what_was_found_and_where_to_go_on(exercises):
-    page = report.page("ada", GRADES[:1], [], exercises, TERMS)
-    assert "5 of 5 points" in page and formats.in_html(TASK.debrief) in page
-    page = report.page("bob", GRADES[2:], [], exercises, TERMS)
+    page = pages.html("ada", Report(GRADES[:1], [], exercises, TERMS))
+    assert "5 of 5 points" in page and text.in_html(TASK.debrief) in page
+    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS))
     assert "0 of 5 points, not attempted" in page and "still holds its stub" in page
-    assert formats.in_html(TASK.hints[0]) in page and formats.in_html(TASK.hints[2]) not in page
-    for text in (page, report.markdown("bob", GRADES[2:], [], exercises, TERMS)):
-        assert "ab" * 32 in text and "seed" not in text
-        assert "sandbox: none" in text.replace("\\", "")
+    assert text.in_html(TASK.hints[0]) in page and text.in_html(TASK.hints[2]) not in page
+    for said in (page, pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS))):
+        assert "ab" * 32 in said and "seed" not in said
+        assert "sandbox: none" in said.replace("\\", "")
 
 
 def test_markdown_holds_no_markup_of_a_student(exercises):
-    text = report.markdown("eve", [GRADES[1]], LOST, exercises, TERMS, SAID)
-    text += report.markdown("bob", [GRADES[2]], [], exercises, TERMS, SAID)
-    text += report.summary(GRADES, LOST, TERMS, SAID).partition("|")[0]
-    assert "<script" not in text and "\n::error" not in text and "\n# f" not in text
-    assert not re.search(r"(?<!\\)[`\[*|]", text.replace("###", "").replace("##", ""))
-    assert "Hint" in text and "0 of 5 points, wrong" in text
+    said = pages.markdown("eve", Report([GRADES[1]], LOST, exercises, TERMS, SAID))
+    said += pages.markdown("bob", Report([GRADES[2]], [], exercises, TERMS, SAID))
+    said += pages.summary(Report(GRADES, LOST, exercises, TERMS, SAID)).partition("|")[0]
+    assert "<script" not in said and "\n::error" not in said and "\n# f" not in said
+    assert not re.search(r"(?<!\\)[`\[*|]", said.replace("###", "").replace("##", ""))
+    assert "Hint" in said and "0 of 5 points, wrong" in said
 
 
 def test_html_and_markdown_say_the_same(exercises):
-    def words(text):
-        return set(re.findall(r"[a-z]{4,}", text))
+    def words(said):
+        return set(re.findall(r"[a-z]{4,}", said))
 
-    page = report.page("bob", GRADES[2:], [], exercises, TERMS, SAID)
+    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
     body = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
-    text = report.markdown("bob", GRADES[2:], [], exercises, TERMS, SAID)
-    assert words(text) == words(body)
+    said = pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
+    assert words(said) == words(body)
 
 
 # ---- for teachers ----
 
 
-def test_the_gradebook_has_a_row_per_student_and_a_column_per_task():
-    rows = list(csv.DictReader(io.StringIO(formats.gradebook(GRADES, LOST, [TASK], TERMS))))
+def test_the_gradebook_has_a_row_per_student_and_a_column_per_task(exercises):
+    rows = list(
+        csv.DictReader(io.StringIO(formats.gradebook(Report(GRADES, LOST, exercises, TERMS))))
+    )
     assert [row["student"] for row in rows] == ["ada", "bob", "cem", "dan", "eve"]
     by_name = {row["student"]: row for row in rows}
     assert by_name["ada"][TASK.id] == "5" and by_name["bob"][TASK.id] == "0"
@@ -157,28 +161,30 @@ def test_the_gradebook_has_a_row_per_student_and_a_column_per_task():
     assert (by_name["ada"]["seed"], by_name["ada"]["sandbox"]) == ("7", "none")
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
-def test_no_cell_of_a_table_is_a_formula(text):
-    cell = formats.in_table(text)
+@pytest.mark.parametrize("said", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_no_cell_of_a_table_is_a_formula(said, exercises):
+    cell = text.in_table(said)
     assert cell.startswith(("'", "\N{REPLACEMENT CHARACTER}")) and "\n" not in cell
-    rows = formats.gradebook([], [Refusal("ada", text, "")], [], TERMS)
+    rows = formats.gradebook(Report([], [NotGraded("ada", said, "")], exercises, TERMS))
     remarks = next(csv.DictReader(io.StringIO(rows)))["remarks"]
-    assert not remarks.startswith(formats.FORMULA)
+    assert not remarks.startswith(text.FORMULA)
 
 
-def test_the_summary_has_a_line_per_notebook_and_all_that_was_not_graded():
-    text = report.summary(GRADES, LOST, TERMS)
-    assert "3 notebooks graded, 1 with full points; 2 not graded." in text
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+def test_the_summary_has_a_line_per_notebook_and_all_that_was_not_graded(exercises):
+    said = pages.summary(Report(GRADES, LOST, exercises, TERMS))
+    assert "3 notebooks graded, 1 with full points; 2 not graded." in said
+    rows = [line for line in said.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 3 and all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
-    assert "- cem:" in text and "## To look at" in text and "sandbox\\: none" in text
+    assert "- cem:" in said and "## To look at" in said and "sandbox\\: none" in said
 
 
 # ---- for other programs ----
 
 
-def test_junit_is_xml_and_counts(tmp_path):
-    root = ElementTree.fromstring(formats.junit(GRADES, LOST, TERMS).partition("\n")[2])
+def test_junit_is_xml_and_counts(exercises):
+    root = ElementTree.fromstring(
+        formats.junit(Report(GRADES, LOST, exercises, TERMS)).partition("\n")[2]
+    )
     suites = {suite.get("name"): suite for suite in root}
     assert list(suites) == ["ada 03", "eve 03", "bob 03", "cem", "dan"]
     assert suites["eve 03"].get("failures") == "1" and suites["bob 03"].get("skipped") == "1"
@@ -236,8 +242,8 @@ def documented(part, fields):
 
 
 @pytest.mark.parametrize("one", GRADES, ids=lambda one: one.student)
-def test_gradescope_finds_only_fields_that_it_documents(one):
-    results = json.loads(formats.gradescope([one], LOST, TERMS, TITLES))
+def test_gradescope_finds_only_fields_that_it_documents(one, exercises):
+    results = json.loads(formats.gradescope(Report([one], LOST, exercises, TERMS)))
     documented(results, WHOLE)
     for test in results["tests"]:
         documented(test, TEST)
@@ -250,6 +256,6 @@ def test_gradescope_finds_only_fields_that_it_documents(one):
 
 
 def test_text_is_cut_and_has_no_characters_that_hide_or_reorder():
-    assert formats.plain("a\x1b[0m\u202eb\u200bc\nd") == "a�[0m�b�c\nd"
-    assert len(formats.plain("x" * 10_000)) == formats.SENTENCE
-    assert formats.in_line(EVIL, "b").count("\n") == 0
+    assert text.plain("a\x1b[0m\u202eb\u200bc\nd") == "a�[0m�b�c\nd"
+    assert len(text.plain("x" * 10_000)) == text.SENTENCE
+    assert text.in_line(EVIL, "b").count("\n") == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
+import mmap
 import os
 import shlex
 import shutil
@@ -21,9 +23,11 @@ from grade_cases import by_broker, case, returned
 from leftovers import descriptors, gone
 
 import ddpz_lite
+from ddpz_lite.grade.task import lessons
 from ddpz_lite.grader import Grounds, Limits, probe
 from ddpz_lite.grader.sandbox import walls
 from ddpz_lite.grader.sandbox.frames import Inbox, Refused, clean, frame
+from ddpz_lite.grader.sandbox.usage import memory
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -62,26 +66,26 @@ WAY = {
 }
 
 
-# What is seen of the package: path -> content. Everything else of `out` stands before it.
+# What is seen of the package (path -> digest of its content), and what lies at the top and beside.
 WALK = f"""
-import os
+import hashlib, os
 package, found = {str(PACKAGE)!r}, {{}}
 for folder, _, names in os.walk(package):
     for name in names:
         path = os.path.join(folder, name)
-        found[os.path.relpath(path, package)] = open(path, "rb").read().hex()
+        found[os.path.relpath(path, package)] = hashlib.sha256(open(path, "rb").read()).hexdigest()
 out += [found, os.listdir("/"), os.listdir(os.path.dirname(package)), os.listdir("/tmp")]
 """
 
 
-def hexed(files: dict[str, bytes]) -> dict[str, str]:
-    return {name: content.hex() for name, content in files.items()}
+def digests(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 @sandboxed
 def test_files_are_python_the_packages_and_what_is_shown_of_this_package():
     found, top, beside, tmp = look(WALK)
-    assert found == hexed(walls.shown(PACKAGE))
+    assert found == digests(walls.shown(PACKAGE))
     assert not {"home", "var", "etc/shadow", "old", "sys", "run"} & set(top)
     assert set(tmp) == WAY
     assert "ddpz_lite" in beside and not {"solutions", "exercises", "tests", ".git"} & set(beside)
@@ -92,7 +96,19 @@ def test_a_task_that_builds_a_strategy_sees_the_same_without_the_ready_made_ones
     lines = "".join(f"    {line}\n" for line in ["out = []", *WALK.splitlines()])
     seen = build(f"def weighted_mean(gradients, samples):\n{lines}    gradients[:] = [found]\n")
     assert seen.outcome == "ok", seen.sentence
-    assert returned(seen)[0] == [hexed(walls.shown(PACKAGE, walls.READY_MADE))]
+    assert returned(seen)[0] == [digests(walls.shown(PACKAGE, walls.READY_MADE))]
+
+
+@sandboxed
+def test_every_job_finds_what_it_imports():
+    names = [f"ddpz_lite.tasks.lesson{lesson}.job" for lesson in lessons()]
+    seen = build(f"""
+import importlib
+def weighted_mean(gradients, samples):
+    gradients[:] = [importlib.import_module(name).__name__ for name in {names!r}]
+""")
+    assert seen.outcome == "ok", seen.sentence
+    assert returned(seen)[0] == names
 
 
 def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tmp_path):
@@ -231,17 +247,20 @@ for t in (y, z): t.untyped_storage().resize_(0); out.append(t.untyped_storage().
 @sandboxed
 def test_it_is_nobody_in_a_world_of_its_own(monkeypatch):
     monkeypatch.setenv("DDPZ_CANARY", "secret-of-the-grader")
-    ids, pid, names, host, environ, status = look("""
+    ids, pid, proc, host, environ, *rights = look("""
+import ctypes
+libc = ctypes.CDLL(None)
 out += [list(os.getresuid()), os.getpid(), os.listdir("/proc"), os.uname().nodename]
-out += [dict(os.environ), open("/proc/self/status").read()]
+header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+out += [dict(os.environ), libc.capget(header, held), list(held)]
+out += [[libc.prctl(23, cap, 0, 0, 0) for cap in range(41)]]  # PR_CAPBSET_READ
+out += [libc.prctl(39, 0, 0, 0, 0), libc.prctl(21, 0, 0, 0, 0)]  # _GET_NO_NEW_PRIVS, _GET_SECCOMP
 """)
     assert set(ids) <= set(range(walls.FIRST_UID, walls.FIRST_UID + walls.UIDS))
     assert pid == 1 and host == "rank"
-    assert {name for name in names if name.isdigit()} == {"1"} and "meminfo" not in names
+    assert proc == [], "there one reads where on the teacher's disk everything lies"
     assert "canary" not in str(environ).lower()
-    for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
-        assert line in status
-    assert "Seccomp:\t2" in status
+    assert rights == [0, [0] * 6, [0] * 41, 1, 2]
 
 
 @sandboxed
@@ -390,6 +409,32 @@ print("flood " * 1_000_000)
     )
     found = look(source, sandboxed=shut_in)
     assert found == ["MemoryError", "RuntimeError", "OSError", "OSError"]
+
+
+@pytest.mark.parametrize("shut_in", BOTH)
+def test_memory_that_can_be_held_and_not_be_counted_is_refused(shut_in):
+    source = (
+        ATTEMPT
+        + """
+import mmap
+out.append(attempt(lambda: mmap.mmap(-1, 1 << 20)))
+out.append(attempt(lambda: mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))
+out.append(attempt(lambda: os.memfd_create("x")))
+with open(os.environ["TMPDIR"] + "/file", "w+b") as file:
+    file.truncate(1 << 20)
+    out.append(attempt(lambda: mmap.mmap(file.fileno(), 0)))
+out.append(os.path.exists("/dev/zero"))
+"""
+    )
+    found = look(source, sandboxed=shut_in)
+    assert found == ["PermissionError", "done", "PermissionError", "done", not shut_in]
+
+
+def test_memory_that_processes_share_counts():
+    before = memory(os.getpid(), 1 << 50)
+    with mmap.mmap(-1, 64 << 20) as shared:
+        shared.write(bytes(64 << 20))
+        assert memory(os.getpid(), 1 << 50) - before > 60 << 20
 
 
 @sandboxed
@@ -556,6 +601,20 @@ def test_a_frame_that_no_rank_sends_is_refused(raw):
     with pytest.raises(Refused):
         box.take()
     box.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("No such file: '/home/ada/course/x.py'", "No such file: '.../x.py'"),
+        ("36 35 98:0 /srv/venv/lib /lib ro,relatime", "36 35 98:0 .../lib /lib ro,relatime"),
+        ("in /tmp/mine/x.txt, a/b/c, 3/4 and 1 / 2", "in /tmp/mine/x.txt, a/b/c, 3/4 and 1 / 2"),
+        ("see https://example.org/a/b.html", "see https://example.org/a/b.html"),
+        ("/a/b/c:/d/e/f", ".../c:.../f"),
+    ],
+)
+def test_words_of_a_rank_do_not_say_where_files_lie(said, shown):
+    assert clean(said, 200) == shown
 
 
 def test_words_of_a_rank_are_cut_to_what_can_be_printed():

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from ddpz_lite.placement import STAGES, TRANSITIONS, Placement, elements_moved, zero_memory
+from ddpz_lite.placement import (
+    STAGES,
+    TRANSITIONS,
+    Placement,
+    changes,
+    elements_moved,
+    zero_memory,
+)
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.88)])
@@ -35,6 +42,19 @@ def test_volume_with_micro_batches_and_kept_parameters():
 def test_four_transitions_lead_from_letter_to_letter():
     assert sorted(TRANSITIONS.values()) == ["all_gather", "all_reduce", "reduce_scatter", "slice"]
     assert all(a is not b and {a, b} <= set(Placement) for a, b in TRANSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (0, ["all_reduce"]),
+        (1, ["reduce_scatter", "all_gather"]),
+        (2, ["reduce_scatter", "reduce_scatter", "all_gather"]),
+        (3, ["all_gather", "all_gather", "reduce_scatter"] * 2),
+    ],
+)
+def test_the_letters_say_what_two_micro_batches_need(stage, words):
+    assert [TRANSITIONS[change] for change in changes(stage, micro_batches=2)] == words
 
 
 BAD = [{"stage": 4}, {"stage": "3"}, {"world_size": 0}, {"num_params": -1}, {"world_size": 2.5}]

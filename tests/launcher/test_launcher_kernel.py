@@ -166,11 +166,11 @@ def wait():
 def test_an_interrupt_ends_the_ranks_and_keeps_the_kernel(kernel):
     kernel.run(WAITS)
     message = kernel.send("dz.launch(wait, 3)")
-    kernel.until_printed("ready")
+    kernel.until_printed("[rank 0] ready")
     kernel.manager.interrupt_kernel()
     text, error = kernel.wait(message)
-    assert "KeyboardInterrupt" in error
-    assert "rank 0 was running cell" in text or "rank 0 was still starting" in text
+    assert error == "KeyboardInterrupt: launch was interrupted at cell 2:1"
+    assert "rank 0 was running cell 1:" in text
     assert leftovers.processes(kernel.pid) == []
     text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
     assert error is None and text.strip() == "2"
@@ -211,8 +211,10 @@ def test_a_killed_kernel_leaves_no_ranks(cell, tmp_path):
         kernel.close()
 
 
-def test_a_killed_fork_server_is_replaced(kernel):
-    kernel.run("import ddpz_lite as dz\ndz.launch(lambda: 1, 2)")
+def test_a_kernel_starts_its_fork_server_at_import_and_replaces_a_killed_one(kernel):
+    kernel.run("import ddpz_lite as dz")
+    assert len(kernel.descendants()) == 1
+    kernel.run("dz.launch(lambda: 1, 2)")
     for pid in kernel.descendants():
         os.kill(pid, signal.SIGKILL)
     text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
@@ -228,7 +230,7 @@ def total(value):
         dist.all_reduce(t)
         t /= dist.get_world_size()
     return t[0].item()
-print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(5)])
+print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(2)])
 """
 
 
@@ -241,6 +243,6 @@ def test_two_kernels_at_once_do_not_disturb_each_other(kernel, tmp_path_factory)
         for value, (k, message) in enumerate(zip(kernels, sent, strict=True), 1):
             text, error = k.wait(message)
             assert error is None, error
-            assert text.strip() == str([[float(value)] * 3] * 5)
+            assert text.strip() == str([[float(value)] * 3] * 2)
     finally:
         other.close()

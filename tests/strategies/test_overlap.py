@@ -1,8 +1,7 @@
-"""Communication behind computation, on a slow network and with layers that take time but no
-processor.
+"""Communication behind computation: what starts while something computes, and the time it saves.
 
-Each layer sleeps in forward and backward, each bucket or unit travels for about as long, and all
-numbers of a test come from one job; so the ratios hold on a busy machine.
+The order is exact and needs one process. For the time each layer sleeps in forward and backward,
+and each bucket or unit travels for about as long on a slow network.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpz_lite as dz
+from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.parallelize import parallelize
-
-pytestmark = pytest.mark.slow
 
 NAP, LAYERS, WIDTH = 0.03, 6, 100
 BYTES = WIDTH * WIDTH * 4  # of a layer
@@ -26,13 +24,17 @@ BYTES = WIDTH * WIDTH * 4  # of a layer
 class _Nap(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        time.sleep(NAP)
+        nap()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(NAP)
+        nap()
         return grad
+
+
+def nap() -> None:
+    time.sleep(NAP)
 
 
 class Sleepy(nn.Module):
@@ -57,8 +59,9 @@ def backward_time(model: nn.Module, loss: torch.Tensor) -> float:
 
 
 def exposed_share(stage: int) -> tuple[float, float]:
-    """What of the communication time is not hidden behind backward: the least and the most of three
-    turns. A stall while it communicates adds to a share, a stall while it does not takes away.
+    """What of the communication time is not hidden behind backward: least and most of three turns.
+
+    A stall while it communicates adds to a share, a stall while it does not takes away.
     """
     model, optimizer = parallelize(build(), torch.optim.SGD, stage, lr=0.1, bucket_mb=BYTES / 1e6)
     x, shares = torch.randn(1, WIDTH), []
@@ -72,6 +75,7 @@ def exposed_share(stage: int) -> tuple[float, float]:
     return min(shares), max(shares)
 
 
+@pytest.mark.extra  # it measures time
 @pytest.mark.parametrize("stage", [0, 2])
 def test_at_most_a_quarter_is_exposed(stage):
     """Communication takes as long as backward: two naps for each of the layers."""
@@ -98,10 +102,54 @@ def step_times() -> float:
     return max(ratios[1:])
 
 
+@pytest.mark.extra  # it measures time
 def test_prefetch_beats_no_prefetch():
-    """A gather takes one nap and a half, beside two naps of compute: 3.5 in place of 2, or little
-    more.
-    """
+    """A gather takes one nap and a half, beside two naps of compute: 3.5 instead of 2, or more."""
     network = dz.Network(latency=0.0, bandwidth=BYTES / 2 / (1.5 * NAP))
     ratios = list(dz.launch(step_times, 2, network=network))
     assert all(ratio > 1.3 for ratio in ratios), ratios
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Naps and the starts of transitions, in order, of one process."""
+    seen: list[str] = []
+    monkeypatch.setitem(globals(), "nap", lambda: seen.append("compute"))
+
+    def logged(name):
+        method = getattr(Comm, name)
+
+        def started(comm, *args):
+            seen.append(name)
+            return method(comm, *args)
+
+        return started
+
+    for name in ("all_reduce", "reduce_scatter", "all_gather"):
+        monkeypatch.setattr(Comm, name, logged(name))
+    return seen
+
+
+@pytest.mark.parametrize(("stage", "reduction"), [(0, "all_reduce"), (2, "reduce_scatter")])
+def test_a_bucket_goes_while_backward_still_runs(log, stage, reduction):
+    model, _ = parallelize(build(), torch.optim.SGD, stage, lr=0.1, bucket_mb=BYTES / 1e6)
+    loss = model(torch.randn(1, WIDTH)).sum()
+    log.clear()
+    loss.backward()
+    layer = ["compute", reduction, "compute"]  # the gradient comes between its two naps
+    assert log == layer * (LAYERS - 1) + layer[:2]  # the input needs no gradient
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_the_next_unit_is_on_its_way_while_one_computes(log, prefetch):
+    model, _ = parallelize(build(), torch.optim.SGD, 3, lr=0.1, prefetch=prefetch)
+    x = torch.randn(1, WIDTH)
+    model(x).sum().backward()  # the first forward is the schedule
+    for run in (lambda: model(x), lambda: model(x).sum().backward()):
+        log.clear()
+        run()
+        steps = [name for name in log if name in ("compute", "all_gather")][: 3 * LAYERS]
+        gathers = [steps[:at].count("all_gather") for at in range(len(steps))]
+        firsts = [n for n, name in zip(gathers, steps, strict=True) if name == "compute"][::2]
+        ahead = 2 if prefetch else 1
+        assert firsts == [min(layer + ahead, LAYERS) for layer in range(LAYERS)]

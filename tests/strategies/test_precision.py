@@ -22,6 +22,7 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def every_stage() -> dict[tuple[str, str, int], tuple[float, float, bool]]:
     """(distance to fp32 in one process, distance to ZeRO-1, whether masters are fp32)."""
     found = {}
+    torch.set_num_threads(1)  # the models are too small for more
     for case in ("gpt", "dropout"):  # smooth: a ReLU may flip where fp16 rounds
         for name, half in HALVES.items():
             recipe = Recipe(micro_batches=2, no_sync=True)
@@ -259,3 +260,13 @@ def test_an_output_in_which_no_tensor_is_found():
     model, _ = parallelize(Hides(), torch.optim.SGD, 0, **half)
     with pytest.raises(TypeError, match="a SimpleNamespace, so its gradient would not be scaled"):
         model(torch.ones(1, 2))
+
+
+def test_a_group_that_is_added_later_has_its_master_in_the_full_state():
+    half = {"mixed_precision": torch.bfloat16, "lr": 0.1}
+    model, optimizer = parallelize(nn.Linear(2, 3), torch.optim.SGD, 1, **half)
+    late = torch.full((3,), 1.001)  # 1 in bf16
+    model.module.late = nn.Parameter(late.clone())
+    optimizer.add_param_group({"params": [model.module.late]})
+    assert model.module.late.dtype is torch.bfloat16
+    assert torch.equal(dz.full_state_dict(model)["late"], late)

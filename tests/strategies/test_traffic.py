@@ -57,7 +57,7 @@ def traffic(world: int, stage: int, micro_batches: int = 1, no_sync: bool = Fals
     return run[0], sum(r.bytes_sent for r in step) / 4, Counter(r.op for r in step)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.extra)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_moves_exactly_the_formula(world, stage):
     facts, sent, collectives = traffic(world, stage)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,7 +89,7 @@ def options_do_not_change_results() -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.extra)])
 def test_options_do_not_change_results(world):
     for found in dz.launch(options_do_not_change_results, world, record=False):
         assert {k: d for k, d in found.items() if not d < 2e-6} == {}
@@ -441,9 +443,25 @@ def test_a_parameter_tied_across_units_can_start_on_the_meta_device():
             assert 0 < value.abs().max() <= 0.5  # what Linear(4, 4) draws
 
 
+def test_only_a_first_zero3_hooks_all_optimizers():
+    program = """
+import torch, ddpz_lite as dz
+from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+dz.ZeRO3
+before = len(hooks)
+for _ in range(2):
+    dz.ZeRO3(torch.nn.Linear(2, 2))
+print(before, len(hooks))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split() == ["0", "1"], done.stderr
+
+
 def test_a_copy_and_a_second_derivative_are_refused():
     model = ZeRO3(Branch())
-    for copied in (model, model.module, nn.ModuleList([model])):
+    for copied in (model, model.module, model.module.blocks[0], nn.ModuleList([model])):
         assert "cannot be copied" in raised(copy.deepcopy, copied)
     x = torch.ones(1, 4, requires_grad=True)
     out = model(x).sum()

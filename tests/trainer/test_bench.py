@@ -1,8 +1,10 @@
 """`ddpz bench`: every contestant takes the same steps, and the table says what was measured."""
 
+import shutil
+
 import pytest
 
-from ddpz_lite import bench, cli
+from ddpz_lite import bench, cli, targets
 from ddpz_lite.cli import bench as command
 
 TINY = bench.Workload(bench.about(5e4, context=8), batch=2, rounds=2, warmup=1)
@@ -15,7 +17,9 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(n, marks=pytest.mark.extra) for n in (1, 3))]
+)
 def test_all_contestants_run_interleaved(world_size):
     names = [*bench.OURS, bench.ALONE, *bench.PEERS.values()]
     measured = bench.measure(names, TINY, world_size, timeout=100)
@@ -61,6 +65,30 @@ def test_growth_is_a_table_and_a_figure(monkeypatch, capsys, tmp_path):
     assert len(asked) == len(command.GROWTH_MILLIONS) + len(command.GROWTH_RANKS) - 1
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(asked) + 1
+
+
+def test_targets_are_lines_beside_what_was_measured(monkeypatch, capsys):
+    measured = [targets.Row("a launch", 0.2, 0.3), targets.Row("a step", 1.5, 1.1, "times")]
+    monkeypatch.setattr(targets, "rows", lambda solutions, workload: iter(measured))
+    assert cli.main(["bench", "--targets"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["a", "launch", "0.20", "s", "target", "0.3"]
+    assert lines[1] == ["a", "step", "1.50", "times", "target", "1.1", "above"]
+    assert lines[2] == ["1", "above", "their", "targets"]
+
+
+@pytest.mark.slow
+def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):
+    """Small: one spawn, a few calls, one exercise, one tiny step of each contestant."""
+    for name, value in (("LAUNCHES", 1), ("SPAWNS", 1), ("CALLS", 4), ("RANKS", 2)):
+        monkeypatch.setattr(targets, name, value)
+    (master,) = (root / "solutions").glob("08_*.ipynb")
+    shutil.copy(master, tmp_path)
+    rows = list(targets.rows(tmp_path, TINY))
+    assert all(row.measured > 0 for row in rows)
+    said = [row.what for row in rows]
+    assert "check 08.state_bytes" in said and "a step of ZeRO-3, of FSDP2" in said
+    assert {f"a step of {n}, of {p}" for n, p in bench.PEERS.items()} <= set(said)
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_help_has_every_option_with_its_default_and_imports_no_torch():
         "try: main(['train', '--help'])\n"
         "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
     )
-    env = {**os.environ, "DDPZ_WARM": "0", "COLUMNS": "200"}
+    env = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
     )

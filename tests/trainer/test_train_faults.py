@@ -79,7 +79,7 @@ def numbers(output: str) -> list[str]:
     return re.findall(r"^(step \d+/.*?)(?:  [\d,]+ tokens/s)?\n", output, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.extra  # half a minute by nature
 def test_twenty_kills_under_torchrun_change_nothing(tmp_path):
     """An attempt is killed before its second save on average, so 21 saves outlast 20 kills."""
     recipe = recipe_of(tmp_path, steps=EVERY * (KILLS + 1), stage=3, validate=0, sample=0)

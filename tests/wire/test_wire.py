@@ -264,7 +264,7 @@ def test_sparse_all_reduce():
 
 
 def attach_twice() -> str:
-    board = dist.group.WORLD._session.board
+    board = dist.group.WORLD._tap.board
     with pytest.raises(RuntimeError, match="attached already"):
         wire.attach(board, backend="gloo")
     return "ok"

@@ -145,7 +145,7 @@ def namespaces() -> str | None:
     return None if tried.returncode == 0 else f"unshare -rn: {tried.stderr.strip()}"
 
 
-@pytest.mark.slow
+@pytest.mark.extra
 def test_ledger_agrees_with_the_loopback_interface(tmp_path):
     reason = namespaces()
     if reason:

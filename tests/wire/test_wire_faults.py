@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ddpz_lite as dz
 from ddpz_lite import wire
-from ddpz_lite.wire.layout import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, SEND, digest
+from ddpz_lite.wire.format import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, digest
 
 # -- different calls -----------------------------------------------------------------------------
 
@@ -77,10 +77,8 @@ def different_in_a_group_after_many():
     ],
 )
 def test_a_mismatch_names_both_calls_and_both_lines_at_once(fn, calls, size):
-    started = time.monotonic()
     with pytest.raises(dz.RankFailed) as failed:
-        dz.launch(fn, size, timeout=30)
-    assert time.monotonic() - started < 15  # not the job's timeout
+        dz.launch(fn, size)
     message = str(failed.value)
     assert failed.value.kind == "mismatch", message
     for part in calls:
@@ -141,7 +139,32 @@ def the_root_is_gone():
         dist.broadcast(torch.ones(1), 0)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+def the_root_is_alone():
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(1), 0)
+
+
+def the_root_is_alone_and_the_others_wait():
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(1), 0)
+    else:
+        dist.recv(torch.ones(1), 0)
+
+
+def the_root_scatters_alone():
+    if dist.get_rank() == 0:
+        dist.scatter(torch.ones(1), [torch.ones(1)] * dist.get_world_size())
+
+
+def the_last_leaf_is_missing():
+    if dist.get_rank() < dist.get_world_size() - 1:
+        dist.broadcast(torch.ones(1), 0)
+
+
+FOUR = pytest.param(4, marks=pytest.mark.extra)
+
+
+@pytest.mark.parametrize("size", [2, 3, FOUR])
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
@@ -151,14 +174,19 @@ def the_root_is_gone():
         (groups_crossed, ("rank 0 waits in all_reduce", "rank 1 waits in all_reduce")),
         (nobody_receives, ("rank 0 waits in send to rank 1", "rank 1 returned")),
         (the_root_is_gone, ("waits in broadcast #0", "rank 0 returned without calling it")),
+        (the_root_is_alone, ("rank 0 waits in broadcast #0", "returned without calling it")),
+        (
+            the_root_is_alone_and_the_others_wait,
+            ("rank 0 waits in broadcast #0", "rank 1 waits in recv from rank 0"),
+        ),
+        (the_root_scatters_alone, ("rank 0 waits in scatter #0", "returned without calling it")),
+        (the_last_leaf_is_missing, ("waits in broadcast #0", "returned without calling it")),
     ],
 )
 def test_a_hopeless_wait_becomes_a_sentence_long_before_the_timeout(fn, words, size):
-    started = time.monotonic()
     with pytest.raises(dz.RankFailed) as failed:
-        dz.launch(fn, size, timeout=40)
-    assert time.monotonic() - started < 20
-    assert failed.value.kind == "stalled"
+        dz.launch(fn, size)
+    assert failed.value.kind == "stalled"  # and not "timeout"
     for part in (*words, "test_wire_faults.py:"):
         assert part in str(failed.value)
 
@@ -338,18 +366,3 @@ def test_a_group_made_again_is_another_group(boards):
     assert zero.find_group(1, zero.key(0, again)) is None
     assert one.join("0", (0, 1, 2)) == 1
     assert zero.find_group(1, zero.key(0, again)) == 1
-
-
-def test_a_stall_is_cheap_to_ask_for(tmp_path):
-    board = wire.Board.create(tmp_path / "board", 8)
-    writers = [wire.Board.open(tmp_path / "board", rank) for rank in range(8)]
-    for writer in writers:
-        writer.quiet(1000)
-        writer.join("0", tuple(range(8)))
-        writer.enter(SEND, b"send", "a.py:1", index=0, number=0, peer=(writer.rank + 1) % 8)
-    started = time.process_time()
-    for _ in range(50):
-        assert board.stall(set()) is not None
-    assert (time.process_time() - started) / 50 < 0.02  # seconds; it is asked every 50 ms
-    for each in (board, *writers):
-        each.close()

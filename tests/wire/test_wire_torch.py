@@ -143,7 +143,10 @@ def run_all(strategy: str) -> dict[str, list]:
     return {kind: fn(kind) for kind in kinds}
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+EXTRA = [pytest.param(size, marks=pytest.mark.extra) for size in (3, 4)]
+
+
+@pytest.mark.parametrize("size", [2, *EXTRA])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_torchs_strategies_give_the_same_numbers_as_on_plain_gloo(strategy, size):
     plain = dz.launch(run_all, size, args=(strategy,), record=False)
@@ -198,3 +201,30 @@ def test_dtensor_redistributes_over_the_wire(size):
     plain, wired = dz.launch(dtensor, size, record=False), dz.launch(dtensor, size)
     assert list(plain) == list(wired)
     assert "all_gather" in {r.op for r in wired.ledger}
+
+
+def compiled(what: str) -> list[torch.Tensor]:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)))
+    if what == "blocks":
+        for block in module:
+            block.compile(backend="eager")
+    model, optimizer = dz.parallelize(module, torch.optim.SGD, stage=3, lr=0.1)
+    step = torch.compile(model, backend="eager") if what == "model" else model
+    return train(step, optimizer, 2)
+
+
+@pytest.mark.parametrize("what", ["blocks", pytest.param("model", marks=pytest.mark.extra)])
+def test_torch_compile_leaves_the_wires_calls_alone(what):
+    wired = dz.launch(compiled_as_at_home, 2, args=(what,))
+    for compiled_losses, plain_losses in wired:
+        assert torch.equal(torch.stack(compiled_losses), torch.stack(plain_losses))
+    assert {"all_gather", "all_to_all"} <= {record.op for record in wired.ledger}
+
+
+def compiled_as_at_home(what: str) -> tuple[list, list]:
+    """Losses with torch.compile and without."""
+    found = []
+    for kind in (what, "nothing"):
+        torch.manual_seed(0)
+        found.append(compiled(kind))
+    return tuple(found)

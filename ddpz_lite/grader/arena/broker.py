@@ -214,6 +214,8 @@ class Broker:
         if head.get("edge") == "begin":
             client.begun[name].append(now)
         elif client.begun[name]:
+            if len(client.spans) >= self.limits.spans:
+                raise Refused(f"made more than {self.limits.spans} spans")
             client.spans.append(Span(client.rank, name, client.begun[name].pop(), now))
         else:
             raise Refused("ended a span that it had not begun")

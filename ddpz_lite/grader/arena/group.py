@@ -27,7 +27,8 @@ from ... import callsite
 from ...wire import call as calls
 from ...wire import group as wired
 from ...wire.call import Call
-from ...wire.work import FOREVER, Waiters
+from ...wire.waiters import Waiters
+from ...wire.work import FOREVER
 from ..sandbox.frames import DTYPES, FrameSocket
 
 BEAT = 0.2  # seconds between two notes of where the main thread is

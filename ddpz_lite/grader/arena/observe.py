@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from ...grade import data
 from ...grade.task import Case, Observed, Task
@@ -20,7 +22,7 @@ from .broker import Broker, Ending
 
 LOST = 60.0  # seconds that runs may take in which earlier cells hang or end the process
 
-__all__ = ["Grounds", "observe_in_sandbox", "probe", "run_case"]
+__all__ = ["Grounds", "observe_in_sandbox", "probe", "run_case", "turn"]
 
 
 def observe_in_sandbox(
@@ -47,15 +49,29 @@ def observe_in_sandbox(
     for case in cases:
         while True:
             began = time.monotonic()
-            ending = run_case(Grounds.current, task, cells, case, limits, sandboxed)
+            with turn(case):
+                ending = run_case(Grounds.current, task, cells, case, limits, sandboxed)
+                observed = _observed(case, ending)
             if ending.cell is None or lost >= LOST:
                 break
             del cells[ending.cell]
             lost += time.monotonic() - began
-        seen.append(_observed(case, ending))
+        seen.append(observed)
         if ending.outcome == "unsolved":
             break
     return seen
+
+
+def turn(case: Case | None = None) -> AbstractContextManager[None]:
+    """Held while a case runs, or (without one) by what else takes the grader's time, as judging.
+
+    A case on a slower network is judged by a timeline, and that must not depend on a neighbour, who
+    may hold the interpreter or the cores. So it runs when nothing else of this grader does.
+    """
+    if Grounds.current is None:
+        return contextlib.nullcontext()
+    turns = Grounds.current.turns
+    return turns.beside() if case is None or case.network is None else turns.alone()
 
 
 def run_case(
@@ -108,9 +124,20 @@ def _observed(case: Case, ending: Ending) -> Observed:
     if ending.outcome != "ok":
         return seen
     try:
-        return replace(seen, data=[data.unpack(raw) for raw in ending.results])
+        return replace(seen, data=[_clean(data.unpack(raw)) for raw in ending.results])
     except data.NotData as error:
         return replace(seen, outcome="refused", sentence=f"what a rank sent is not data: {error}")
+
+
+def _clean(value: Any) -> Any:
+    """Data without paths: sentences quote it."""
+    if isinstance(value, str):
+        return frames.without_paths(value)
+    if isinstance(value, list):
+        return [_clean(part) for part in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(part) for key, part in value.items()}
+    return value
 
 
 def _rank_environment(rank: int, world: int, folder: str) -> dict[str, str]:
@@ -120,7 +147,6 @@ def _rank_environment(rank: int, world: int, folder: str) -> dict[str, str]:
         "USER": "rank",
         "LANG": "C.UTF-8",
         "PATH": "",
-        "DDPZ_WARM": "0",
         "CUDA_VISIBLE_DEVICES": "",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -6,7 +6,7 @@ the sentences are the same ones.
 
 from __future__ import annotations
 
-from ...wire.layout import COLLECTIVE, NOTHING, PHASES, RECV, SEND, Head, digest
+from ...wire.format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, Head, digest
 from ...wire.reading import Reading
 from ...wire.stall import Stall, explain
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 from .frames import REQUEST, SOCKETS
 from .leash import Leash, NoRanks
@@ -40,6 +42,44 @@ def probe() -> Probe:
     return Probe(False, lines[-1])
 
 
+class Turns:
+    """Who may run at a time: many beside each other, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0  # beside each other
+        self._waiting = 0  # to be alone, or alone: nobody new begins
+        self._taken = False
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Beside others who do the same."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """When all who run have ended; whoever comes meanwhile waits."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: not self._running and not self._taken)
+            self._taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._taken = False
+                self._changed.notify_all()
+
+
 class Grounds:
     """What is kept warm between submissions: the fork server.
 
@@ -49,6 +89,7 @@ class Grounds:
     current: Grounds | None = None  # the innermost one that is entered
 
     def __init__(self) -> None:
+        self.turns = Turns()
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
 
@@ -117,5 +158,5 @@ def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # One thread and no GPU: a process with threads of a library cannot be forked safely.
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ours = {"DDPZ_WARM": "0", "HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    ours = {"HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     return {**kept, **single, **ours}

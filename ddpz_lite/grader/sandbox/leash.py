@@ -29,6 +29,8 @@ class Leash:
         self.line, self.control, self.output = line, control, output
         for sock in (line, control, output):
             sock.setblocking(False)
+            # a byte sent out of band is one like any other, and not one that recv passes over
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self.held = True  # its keeper has not said the last word
         self.pid: int | None = None  # of the first process inside, as seen from here
         self.keeper: int | None = None
@@ -39,7 +41,8 @@ class Leash:
         """Hear the keeper: the process, or why it could not be made. True once it says how that
         ended. Raises NoRanks.
         """
-        raw = _take(self.control)
+        if (raw := _take(self.control)) is None:
+            return False
         self.held = bool(raw)
         ended = False
         for line in raw.splitlines():
@@ -53,7 +56,8 @@ class Leash:
 
     def drain(self, most: int) -> bool:
         """Take what was printed, and keep the first `most` bytes of all; False at its end."""
-        raw = _take(self.output)
+        if (raw := _take(self.output)) is None:
+            return True
         self.printed += raw[: max(0, most - len(self.printed))]
         return bool(raw)
 
@@ -82,9 +86,11 @@ def let_go(leashes: Sequence[Leash]) -> None:
             sock.close()
 
 
-def _take(sock: socket.socket) -> bytes:
-    """What is there; nothing where the other end is gone."""
+def _take(sock: socket.socket) -> bytes | None:
+    """What is there; b"" where the other end is gone, None where nothing had come after all."""
     try:
         return sock.recv(CHUNK)
+    except BlockingIOError:
+        return None
     except ConnectionError:
         return b""

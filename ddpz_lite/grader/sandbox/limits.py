@@ -21,8 +21,9 @@ class Limits:
     scratch: int = 32 * MIB  # each of /tmp and /dev/shm
     message: int = 64 * MIB  # one tensor, or one result
     waiting: int = 128 * MIB  # sent and not yet taken, and results: all ranks of a case together
-    calls: int = 20_000  # collectives and messages
-    frames: int = 200_000  # all that a rank may tell, the calls included
+    calls: int = 2_000  # collectives and messages
+    spans: int = 200
+    frames: int = 20_000  # all that a rank may tell, the calls included
     output: int = 16 << 10  # what is kept of stdout and stderr; the rest is dropped
     threads: int = 1  # that torch computes with
     patience: float = 1.0  # times the case's own timeout: more, on a busy machine

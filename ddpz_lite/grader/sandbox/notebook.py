@@ -95,7 +95,6 @@ def _environment() -> dict[str, str]:
         "USER": "rank",
         "PATH": "",
         "CUDA_VISIBLE_DEVICES": "",
-        "DDPZ_WARM": "0",  # pytest needs no fork server; the kernel's starts with its first job
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }

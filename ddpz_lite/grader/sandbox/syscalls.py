@@ -75,6 +75,10 @@ SIGNS = {
     "preadv2": (327, 286),
     "pwritev2": (328, 287),
 }
+# Memory that processes share and that is no file's: one that has touched it can drop it from all
+# that is counted as held, and it is still there.
+MMAP = (9, 222)
+MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20  # the first is a bit of MAP_SHARED_VALIDATE too
 FCNTL = (72, 25)
 FCNTL_SIGNS = {  # of fcntl's commands
     "F_GETLK": 5,
@@ -109,8 +113,8 @@ Sockets = tuple[tuple[int, int], ...]
 
 
 def refuse(sockets: Sockets, signs: bool = False) -> None:
-    """Refuse CALLS, new namespaces, all but these `sockets`, and SIGNS unless `signs`, by a seccomp
-    filter that holds for this process and all it starts.
+    """Refuse CALLS, new namespaces, shared memory that is no file's, all but these `sockets`, and
+    SIGNS unless `signs`, by a seccomp filter that holds for this process and all it starts.
     """
     machine = platform.machine()
     if machine not in MACHINES:
@@ -144,6 +148,12 @@ def _program(machine: int, column: int, sockets: Sockets, signs: bool) -> bytes:
             lines += [(EQUAL, 0, 1, command), (RETURN, 0, 0, no)]
         lines.append((RETURN, 0, 0, ALLOW))
     lines += [
+        (EQUAL, 0, 5, MMAP[column]),
+        (LOAD, 0, 0, 40),  # the fourth argument
+        (ANY_BIT, 0, 2, MAP_SHARED),
+        (ANY_BIT, 0, 1, MAP_ANONYMOUS),
+        (RETURN, 0, 0, no),
+        (RETURN, 0, 0, ALLOW),
         (EQUAL, 0, 1, CLONE3[column]),  # its flags cannot be seen; the C library falls back
         (RETURN, 0, 0, ERRNO | ENOSYS),
         (EQUAL, 0, 3, CLONE[column]),

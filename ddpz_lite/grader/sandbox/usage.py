@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 
-PAGE = mmap.PAGESIZE
+COUNTED = ("RssAnon:", "RssShmem:")  # a process's own, and what it shares and is no file's
 
 
 def memory(pid: int, enough: int) -> int:
     """Bytes that process `pid` and its descendants hold.
 
+    Memory that processes share counts too; that of files does not, which the system can take back.
     Pages that a fork shares count once for each process in the quick reading, so that is only
     trusted up to `enough`; beyond it, every page is divided by those who share it.
     """
@@ -33,11 +33,10 @@ def _family(pid: int) -> Iterator[int]:
 
 def _resident(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
+        with open(f"/proc/{pid}/status") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(COUNTED))
     except OSError:
         return 0
-    return (resident - shared) * PAGE
 
 
 def _proportional(pid: int) -> int:

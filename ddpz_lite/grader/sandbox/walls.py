@@ -49,12 +49,12 @@ SHOWN = (
     "__init__.py",
     *("callsite.py", "placement.py", "model.py", "data"),
     *("wire", "launcher", "strategies", "meter", "show"),
-    *(f"grade/{name}.py" for name in ("__init__", "data", "guard", "job", "task")),
+    *(f"grade/{name}.py" for name in ("__init__", "beside", "data", "guard", "job", "task")),
     *("tasks/__init__.py", "tasks/*/__init__.py", "tasks/*/job.py"),
 )
 # What a task that asks to build a strategy sees as ABSENT: every file in there, whoever adds it.
 READY_MADE = ("strategies", "data/sampler.py")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")  # of "zero" one could map shared memory
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 
 
@@ -65,7 +65,7 @@ class Profile:
     inside: str  # the module whose `run(sock)` is called inside
     whole: bool = False  # whether all of the package is seen, or what is SHOWN
     absent: tuple[str, ...] = ()  # of what is SHOWN: folders and files in whose place ABSENT is
-    python: bool = False  # whether Python can be started, as a program
+    python: bool = False  # whether Python can be started, as a program, and finds a /proc
     loopback: bool = False  # whether its processes reach each other over IPv4
     signs: bool = False  # whether they may see each other's locks on files, and the like
 
@@ -255,7 +255,7 @@ def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
     (root / "etc/passwd").write_text(f"rank:x:{uid}:{uid}::/tmp:/nowhere\n")
     for fd in (*sources.values(), *devices.values()):
         os.close(fd)  # each is a door to the old root
-    _move_to(root)
+    _move_to(root, profile.python)
 
 
 def shown(package: Path, absent: Sequence[str] = ()) -> dict[str, bytes]:
@@ -289,15 +289,16 @@ def _furnish(folder: Path, files: Mapping[str, bytes]) -> None:
     _read_only(bytes(folder))
 
 
-def _move_to(root: Path) -> None:
+def _move_to(root: Path, proc: bool) -> None:
     """Make `root` the root and forget the old one."""
     os.chdir(root)
     call("a new root", libc.pivot_root(b".", b"old"))
     os.chdir("/")
-    # Refused where the outer /proc is covered in part, as in a container; Python does without.
-    # It shows the processes of this sandbox and nothing else of the machine.
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    libc.mount(b"proc", b"/proc", b"proc", flags, b"subset=pid")
+    if proc:
+        # Refused where the outer /proc is covered in part, as in a container; Python does without.
+        # It shows the processes of this sandbox, and the paths outside of what is bound into it.
+        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+        libc.mount(b"proc", b"/proc", b"proc", flags, b"subset=pid")
     call("leaving the old root", libc.umount2(b"/old", MNT_DETACH))
     os.rmdir("/old")
     _read_only(b"/")

@@ -11,7 +11,7 @@ import torch
 from ...grade.compare import close, differs
 from ...grade.task import Aspect, Case, Observed, Task
 from ...grade.vocabulary import calls_until, world_name
-from ...wire import Network, Record
+from ...wire import Network
 from .job import _net
 
 Gradients = list[torch.Tensor | None]

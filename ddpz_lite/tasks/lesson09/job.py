@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...grade.beside import Holding, Kept
 
-def shard_owners(answer: Callable[..., Any], *, sizes: list[int]) -> dict[str, Any]:
-    """sizes: elements of each parameter."""
-    return {"owners": answer(list(sizes))}
+
+def shard_owners(answer: Callable[..., Any], *, models: list[list[int]]) -> dict[str, Any]:
+    """models: for each call, the elements of each parameter."""
+    kept = Kept(sizes=models)
+    return {"owners": [answer(sizes) for sizes in models], "changed": kept.changed()}
 
 
 OPTIMIZERS = {
@@ -36,26 +39,36 @@ def _recorded(kind: type) -> tuple[type, list[torch.optim.Optimizer]]:
 def zero1(
     answer: Callable[..., Any],
     *,
-    weights: list[torch.Tensor],
-    gradients: list[list[torch.Tensor]],
+    models: list[list[torch.Tensor]],
+    gradients: list[list[list[torch.Tensor]]],
     optimizer: str,
+    turned: bool = False,
     factors: list[torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """gradients: of this rank, for each step and parameter.
+    """models: the weights of each; one optimizer for each, which step in turn.
 
-    factors: for each step; after it, this rank's exp_avg are multiplied by them. No other rank
-    knows them, so only who steps with these very states comes to the right parameters.
+    gradients: of this rank, for each step, model and parameter. turned: parameters and gradients
+    are transposed views. factors: for each step; after it, this rank's exp_avg are multiplied by
+    them. No other rank knows them, so only who steps with these very states comes to the right
+    parameters.
     """
     kind, options = OPTIMIZERS[optimizer]
     recorded, made = _recorded(kind)
-    parameters = [nn.Parameter(w.clone()) for w in weights]
-    sharded = answer(parameters, recorded, **options)
-    after, first = [], []
+    every = [[nn.Parameter(_laid_out(w, turned)) for w in weights] for weights in models]
+    flat = [p for parameters in every for p in parameters]
+    holding = Holding(flat)
+    with holding:
+        optimizers = [answer(parameters, recorded, **options) for parameters in every]
+    after, first, held = [], [], []
     for number, step in enumerate(gradients):
-        for parameter, gradient in zip(parameters, step, strict=True):
-            parameter.grad = gradient.clone()
-        sharded.step()
-        after.append([p.detach().clone() for p in parameters])
+        for parameters, sharded, own in zip(every, optimizers, step, strict=True):
+            for parameter, gradient in zip(parameters, own, strict=True):
+                parameter.grad = _laid_out(gradient, turned)
+            holding.know(p.grad for p in parameters)
+            with holding:
+                sharded.step()
+        after.append([p.detach().clone() for p in flat])
+        held.append(holding.now([*flat, *(p.grad for p in flat if p.grad is not None)]))
         if factors is not None:
             means = [s["exp_avg"] for o in made for s in o.state.values() if "exp_avg" in s]
             first = first or [state.clone() for state in means]
@@ -63,4 +76,9 @@ def zero1(
                 state *= factors[number][: state.numel()].view_as(state)
     kept = [item for o in made for state in o.state.values() for item in state.items()]
     states = [t for name, t in kept if torch.is_tensor(t) and name != "step"]
-    return {"after": after, "states": states, "first": first}
+    return {"after": after, "states": states, "first": first, "held": held}
+
+
+def _laid_out(tensor: torch.Tensor, turned: bool) -> torch.Tensor:
+    """A copy, with its memory in the order of its transpose if `turned`."""
+    return tensor.T.contiguous().T if turned and tensor.dim() == 2 else tensor.clone()

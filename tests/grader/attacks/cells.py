@@ -467,6 +467,22 @@ while True:
     index += 1
     with open(f"/dev/shm/ddpz-bomb-{index}", "wb") as file: file.write(bytes(1 << 24))
 """, statuses=ANY, alone=False)  # fmt: skip
+add(13, "shared memory that is no file's", """
+import mmap
+held = []
+for _ in range(6):
+    if os.fork() == 0: break
+while True:
+    held.append(mmap.mmap(-1, 64 << 20))
+    for at in range(0, 64 << 20, 4096): held[-1][at] = 1
+""", statuses=ANY)  # fmt: skip
+add(13, "shared memory of a device", """
+import mmap
+fd, held = os.open("/dev/zero", os.O_RDWR), []
+while True:
+    held.append(mmap.mmap(fd, 64 << 20))
+    for at in range(0, 64 << 20, 4096): held[-1][at] = 1
+""", statuses=ANY, alone=False)  # fmt: skip
 add(13, "daemons", """
 if os.fork() == 0:
     os.setsid()
@@ -488,6 +504,16 @@ add(
     "a name for an exception",
     "raise type('<img src=x onerror=alert(1)>\\x1b[0m', (Exception,), {})('x' * 10**6)",
 )
+add(14, "where everything lies on the teacher's disk", """
+try: mounts = open("/proc/self/mountinfo").read()
+except OSError: mounts = ""
+raise RuntimeError(mounts + " ".join([torch.__file__, os.__file__, *sys.path]))
+""")  # fmt: skip
+add(14, "bytes out of band", """
+for of in (1, 2, channel()._sock.fileno()):
+    sock = socket.socket(fileno=os.dup(of))
+    for _ in range(3): sock.send(b"x", socket.MSG_OOB); time.sleep(0.05)
+""", statuses=ANY)  # fmt: skip
 add(14, "a place that is another file", """
 code = compile("raise ValueError('read me')", "/etc/passwd", "exec")
 exec(code)
@@ -575,6 +601,13 @@ forged("a place that is a file", """
 line.send({"kind": "raised", "type": "X", "summary": "y", "message": "z", "where": "/etc/passwd:1"})""",
        statuses=("wrong",))  # fmt: skip
 forged("a frame that never ends", "raw(struct.pack('<IQ', 100, 0) + b'{')", statuses=ANY)
+
+forged(
+    "spans without end",
+    """
+for _ in range(100_000):
+    for edge in ("begin", "end"): line.send({"kind": "span", "name": "compute", "edge": edge})""",
+)
 
 # -- 20: failing to learn something ----------------------------------------------------------------
 

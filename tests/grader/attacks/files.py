@@ -273,6 +273,7 @@ def another_exercise(place: Path) -> None:
     mine = notebook(SOLVED)
     for index, cell in enumerate(mine["cells"]):
         cell["id"] = f"other-{index}"
+        cell["metadata"] = {}
     put(place, "another-exercise", mine)
 
 
@@ -284,6 +285,36 @@ def endless_name(place: Path) -> None:
 @submission(17)
 def slow_to_look_at(place: Path) -> None:
     put(place, "slow-to-look-at", notebook("def (\n" + " " * 49_990 + "("))
+
+
+@submission(17, None, "there is no notebook")
+def no_notebook(place: Path) -> None:
+    put(place, "no-notebook", SOLVED, "solution.py")
+
+
+@submission(17, None, "a pipe, a socket or a device")
+def a_pipe(place: Path) -> None:
+    (place / "a-pipe").mkdir()
+    os.mkfifo(place / "a-pipe" / NAME)
+    os.mkfifo(place / "a-pipe" / "work.zip")
+
+
+@submission(17)
+def a_thousand_folders(place: Path) -> None:
+    path = put(place, "a-thousand-folders", notebook())
+    for number in range(300):
+        (path.parent / f"env/{number % 7}/{number}/.venv").mkdir(parents=True)
+
+
+@submission(17, None, "is a link")
+def many_links(place: Path) -> None:
+    pack(place, "many-links", {}, {f"{number}.ipynb": "/etc/passwd" for number in range(400)})
+
+
+@submission(17)
+def name_that_is_a_formula(place: Path) -> None:
+    files = {'x;=HYPERLINK("http://a.b").ipynb': "{", NAME: json.dumps(notebook())}
+    pack(place, "name-that-is-a-formula", files, {})
 
 
 # -- 18: modules that stand before the real ones ---------------------------------------------------

@@ -252,6 +252,33 @@ def overlap(model):
     for p in ps: p.register_post_accumulate_grad_hook(start)
 ''')
 
+add("waiting that calls itself computing", "05.overlap", 2, '''
+def overlap(model):
+    import ddpz_lite as dz
+    def now(p):
+        with dz.span("compute"):
+            dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+    for p in model.parameters(): p.register_post_accumulate_grad_hook(now)
+''')
+
+add("the job's nap sends and waits", "05.overlap", 2, '''
+import time
+nap, left = time.sleep, []
+def sleep(seconds):
+    while left:
+        p = left.pop()
+        dist.all_reduce(p.grad); p.grad /= dist.get_world_size()
+    nap(seconds)
+time.sleep = sleep
+def overlap(model):
+    ps = list(model.parameters())
+    def ready(p):
+        left.append(p)
+        if p is ps[0]: sleep(0)
+    for p in ps: p.register_post_accumulate_grad_hook(ready)
+''')
+
 # -- 09, 11 ----------------------------------------------------------------------------------------
 
 add("plain AdamW behind an all-reduce, and a decoy", "09.zero1", 6, '''

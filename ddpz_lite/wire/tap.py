@@ -12,12 +12,12 @@ from .board import Board
 from .ledger import Entry, Ledger
 from .network import Network
 from .shaping import Clock, Link
-from .work import Waiters
+from .waiters import Waiters
 
 SETTLE = 1.0  # seconds that detach gives the GPU to finish what is queued
 
 
-class Session:
+class Tap:
     """The board, the ledger, and for a shaped network the link and its clock."""
 
     def __init__(self, board: Board, backend: str, network: Network | None, origin: float) -> None:

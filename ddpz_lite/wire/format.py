@@ -79,7 +79,7 @@ class Slot(NamedTuple):
     where: str
 
 
-class Layout:
+class Offsets:
     """Offsets in the file of a job with `world_size` ranks."""
 
     def __init__(self, world_size: int) -> None:

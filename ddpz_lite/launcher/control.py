@@ -16,7 +16,7 @@ HEADER = struct.Struct("!8sQ")  # kind, padded with zeros; length of the body in
 CHUNK = 1 << 20
 
 
-class Channel:
+class Control:
     """The rank's end: blocking, and safe to use from several threads."""
 
     def __init__(self, sock: socket.socket):

@@ -8,8 +8,16 @@ has the first of them in the order of KINDS.
 A strategy that keeps tensors where nobody can find them (in an object of its own, in a closure)
 tells the meter with one method on its model or optimizer:
 
+<<<<<<< HEAD
+    def memory_extra(self) -> dict[str, Iterable[Tensor]]:      # kind -> tensors, the kinds those
+        of KINDS return {"transient": [bucket.flat for bucket in self.buckets]}
+
+What is named so is not the optimizer's, although the optimizer may lead to it: ZeRO-3's optimizer
+knows the flat buffers, and a unit that is whole for a moment lies in one of them.
+=======
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:  # by kind, one of KINDS
         return {"transient": [bucket.flat for bucket in self.buckets]}
+>>>>>>> main
 """
 
 from __future__ import annotations
@@ -80,6 +88,7 @@ def state_tensors(
         "buffers": list(model.buffers()),
         "transient": [],
     }
+    named: set[int] = set()  # storages
     for owner in (*model.modules(), optimizer):
         if not isinstance(owner, TellsMemory):
             continue
@@ -88,7 +97,9 @@ def state_tensors(
                 raise ValueError(
                     f"{type(owner).__name__}.memory_extra: no kind {kind!r}; the kinds are {KINDS}."
                 )
+            tensors = list(tensors)
             found[kind] += tensors
+            named |= {storage._cdata for storage in storages(tensors)}
     seen: set[int] = {id(module) for module in model.modules()}
     for module in model.modules():
         registered = ("_parameters", "_buffers", "_modules")
@@ -98,7 +109,11 @@ def state_tensors(
         of_optimizer = list(_tensors_in(optimizer, seen))
         own = {id(p) for p in parameters}
         found["gradients"] += [t.grad for t in of_optimizer if id(t) not in own and _has_grad(t)]
-        found["optimizer"] += of_optimizer
+        found["optimizer"] += [
+            tensor
+            for tensor in of_optimizer
+            if not any(storage._cdata in named for storage in storages([tensor]))
+        ]
     return found
 
 

@@ -6,6 +6,7 @@ from ddpz_lite.show.charts import bars, line_figure, lines
 from ddpz_lite.show.held import memory
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
 from ddpz_lite.show.letters import step_letters
+from ddpz_lite.show.naps import napping
 from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
 from ddpz_lite.show.predictions import Prediction, predict
@@ -13,6 +14,7 @@ from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wro
 from ddpz_lite.show.ranks import timeline
 from ddpz_lite.show.ring import ring_film, ring_steps
 from ddpz_lite.show.sent import traffic
+from ddpz_lite.show.steps import fastest_step, seconds_of
 from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "bars",
     "collectives",
     "explore",
+    "fastest_step",
     "figure",
     "figure_html",
     "hint",
@@ -37,6 +40,7 @@ __all__ = [
     "lines",
     "look",
     "memory",
+    "napping",
     "options",
     "ordering",
     "predict",
@@ -44,6 +48,7 @@ __all__ = [
     "right",
     "ring_film",
     "ring_steps",
+    "seconds_of",
     "show_figure",
     "slider",
     "step_letters",

@@ -16,7 +16,7 @@ collective. A rank reads the flags only if a gradient was missing here: on CUDA 
 the device.
 
 Source: the flat layout is that of Rajbhandari et al. 2020 (section 5) and FSDP (Zhao et al. 2023,
-section 4).
+section 4.2).
 """
 
 from __future__ import annotations

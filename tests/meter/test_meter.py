@@ -177,6 +177,27 @@ def test_transient_is_what_a_model_keeps_besides():
         memory(Wrapped())
 
 
+def test_a_buffer_that_the_model_names_is_not_the_optimizers_though_it_knows_it():
+    class Lending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.whole = MLP([4, 4]), {}
+
+        def memory_extra(self):
+            return {"transient": list(self.whole.values())}
+
+    model = Lending()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.whole["unit"] = torch.zeros(50)
+    optimizer.flats = [model.whole["unit"]]  # as ZeRO-3's optimizer leads to its flat buffers
+    optimizer.own = torch.zeros(6)
+    assert memory(model, optimizer) == NOTHING | {
+        "parameters": 80,
+        "optimizer": 24,
+        "transient": 200,
+    }
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
         memory([])

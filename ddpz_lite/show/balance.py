@@ -1,0 +1,40 @@
+"""How evenly optimizer state lies on the ranks when whole tensors have owners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.page import Table
+from ddpz_lite.show.style import INK, bytes_unit, look
+
+BYTES = 8  # of AdamW's state in fp32, per element
+
+
+def balance(name: str, load: Sequence[int]) -> tuple[Any, str, Table]:
+    """Figure, alt text and table, for `show.explore`. load: elements that each rank owns.
+
+    Dashed: an equal share, as a flat range has it, padding included.
+    """
+    world = len(load)
+    share = -(-sum(load) // world)
+    unit, unit_name = bytes_unit(BYTES * share)
+    bars = sorted((BYTES * n / unit for n in load), reverse=True)
+    equal = BYTES * share / unit
+    fig, axes = figure(height=2.8)
+    with house_style():
+        style = look("optimizer")
+        axes.bar(range(world), bars, color=style.color, hatch=style.hatch, edgecolor=style.edge)
+        axes.axhline(equal, color=INK, linestyle="--", linewidth=1.2)
+        axes.set_xlabel("ranks, from the fullest to the emptiest (dashed: an equal share)")
+        axes.set_ylabel(f"AdamW state, {unit_name}")
+        axes.set_xticks([])
+        axes.set_title(
+            f"{name}, {world} ranks: the fullest has {max(load) / share:.2f} × an equal share"
+        )
+    alt = f"{name} over {world} ranks. By parameter: from {bars[-1]:.1f} to {bars[0]:.1f} "
+    alt += f"{unit_name}. An equal share is {equal:.1f} {unit_name}."
+    rows = [[place, round(bar, 3), round(equal, 3)] for place, bar in enumerate(bars)]
+    head = ["place", f"by parameter, {unit_name}", f"flat, {unit_name}"]
+    return fig, alt, [head, *rows[:16]]

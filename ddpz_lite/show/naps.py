@@ -1,0 +1,49 @@
+"""Compute that takes a known time and no core: layers that sleep.
+
+On an accelerator the host is free while a kernel runs. Where ranks share the cores of one machine
+they are not, and a picture of overlap would show how the ranks fight for them. So the lessons show
+*time* with a model whose layers also sleep. Numbers, bytes, order and memory stay those of the
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Nap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
+        ctx.seconds = backward
+        time.sleep(forward)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None, None
+
+
+def napping(module: nn.Module, forward: float, backward: float) -> nn.Module:
+    """Let the linear layers of `module` sleep, `forward` and `backward` seconds in all.
+
+    Each sleeps in proportion to its weights, as it would compute; in backward before its own
+    gradients are there. Returns the module; its outputs and gradients stay as they were. Raises
+    ValueError for a module without a linear layer, or for negative seconds.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise ValueError(f"napping: {type(module).__name__} has no linear layer that could sleep.")
+    if forward < 0 or backward < 0:
+        raise ValueError(f"napping: seconds must not be negative, got {forward} and {backward}.")
+    weights = sum(layer.weight.numel() for layer in layers)
+    for layer in layers:
+        share = layer.weight.numel() / weights
+        layer.register_forward_hook(
+            lambda layer, inputs, y, share=share: _Nap.apply(y, share * forward, share * backward)
+        )
+    return module

@@ -1,0 +1,98 @@
+"""The drawings of single lessons: what they count, what they say, that they are drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpz_lite import placement
+from ddpz_lite.show.accumulation import accumulation, ways
+from ddpz_lite.show.balance import balance
+from ddpz_lite.show.changes import memory_changes
+from ddpz_lite.show.fsdp2 import FUNCTIONS, METHODS, places, watched
+from ddpz_lite.show.side_by_side import side_by_side
+
+NONE = dict.fromkeys(
+    ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
+)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a function that shows a figure hands over: (alt, table)."""
+    calls = []
+    for module in ("changes", "side_by_side"):
+        monkeypatch.setattr(
+            f"ddpz_lite.show.{module}.show_figure",
+            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
+        )
+    return calls
+
+
+def test_accumulation_pays_with_memory_or_with_traffic():
+    found = ways(7.5e9, 64, 4)
+    once = 2 * placement.elements_moved(7.5e9, 64, 2)
+    assert (
+        found["ZeRO-1"] == found["ZeRO-2, no_sync"] == (placement.zero_memory(7.5e9, 64, 1), once)
+    )
+    held, sent = found["ZeRO-2, keep shards"]
+    assert held == placement.zero_memory(7.5e9, 64, 2)
+    assert sent == pytest.approx(once * 5 / 2)  # (m + 1) Ψ against 2 Ψ
+    assert ways(1e9, 8, 1)["ZeRO-2, no_sync"] == ways(1e9, 8, 1)["ZeRO-2, keep shards"]
+
+
+def test_accumulation_says_what_it_draws():
+    fig, alt, table = accumulation("7.5 B", 7.5e9, 64, 4)
+    fig.canvas.draw()
+    assert "ZeRO-2, keep shards: 16.6 GB held" in alt
+    assert [row[0] for row in table[1:]] == list(ways(1, 1, 1))
+
+
+def test_balance_says_how_far_the_fullest_is_from_an_equal_share():
+    fig, alt, table = balance("a model", [600_000, 200_000])
+    fig.canvas.draw()
+    assert "1.50 × an equal share" in fig.axes[0].get_title(loc="left")
+    assert "from 1.6 to 4.8 MB" in alt and "equal share is 3.2 MB" in alt
+    assert [row[1] for row in table[1:]] == [4.8, 1.6]
+
+
+def test_changes_begin_at_forward_and_tell_the_peak(shown):
+    samples = [
+        (0.0, {**NONE, "parameters": 9000}),
+        (1.0, {**NONE, "parameters": 100}),
+        (2.0, {**NONE, "parameters": 100, "transient": 400}),
+        (3.0, {**NONE, "parameters": 100}),
+    ]
+    marks = [(0.5, "forward"), (1.5, "backward"), (3.0, "end")]
+    memory_changes(samples, marks, alt="units come and go", names={"transient": "whole units"})
+    ((alt, table),) = shown
+    assert alt == "units come and go"
+    assert table[1:] == [["parameters", 100], ["whole units", 400]]
+    with pytest.raises(ValueError, match='no mark "forward"'):
+        memory_changes(samples, [(3.0, "end")], alt="units come and go")
+
+
+def test_strategies_stand_side_by_side(shown):
+    one = {"parameters": 4, "gradients": 4, "optimizer": 8}
+    measured = {
+        "DDP": {"held": one, "sent": 6e6, "peak": 2e7},
+        "ZeRO-3": {"held": one, "sent": 9e6, "peak": 1e7},
+    }
+    side_by_side(measured, {"DDP": (16, 6e6), "ZeRO-3": (16, 9e6)})
+    ((alt, table),) = shown
+    assert "ZeRO-3: holds 0.00 MB, sends 9.00 MB per step, peak 10.00 MB." in alt
+    assert [row[0] for row in table] == ["strategy", "DDP", "ZeRO-3"]
+
+
+def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as source
+
+    before = [getattr(source.FSDPParamGroup, n) for n in METHODS]
+    before += [getattr(source, n) for n in FUNCTIONS]
+    with watched() as log:
+        assert source.foreach_reduce is not before[-1]
+        assert log == []
+    after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
+    assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
+    found = places()
+    assert all(line > 0 and file.startswith("_fsdp_") for _, file, line, _ in found)
+    assert ("free", "_fsdp_param.py") in {(step, file) for step, file, *_ in found}

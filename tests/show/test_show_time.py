@@ -1,0 +1,114 @@
+"""Layers that sleep, and the fastest step of a run: what pictures of time are made from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from ddpz_lite import show
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 4))
+
+
+def test_a_napping_module_computes_the_same():
+    inputs = torch.ones(2, 4)
+    plain, napping = network(), show.napping(network(), forward=0.0, backward=0.0)
+    for module in (plain, napping):
+        module(inputs).square().sum().backward()
+    assert torch.equal(plain(inputs), napping(inputs))
+    for p, q in zip(plain.parameters(), napping.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+def test_it_sleeps_as_long_as_asked_in_forward_and_in_backward():
+    module, began = show.napping(network(), forward=0.05, backward=0.1), time.monotonic()
+    loss = module(torch.ones(2, 4)).sum()
+    after_forward = time.monotonic()
+    loss.backward()
+    assert after_forward - began >= 0.05
+    assert time.monotonic() - after_forward >= 0.1
+
+
+def test_it_sleeps_in_proportion_to_the_weights_before_their_gradients():
+    layers = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 3))  # 1 and 3 weights
+    show.napping(layers, forward=0.0, backward=0.2)
+    ready = {}
+    for name, p in layers.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: ready.update({name: clock()}))
+    loss = layers(torch.ones(2, 1)).sum()
+    clock = time.monotonic
+    began = clock()
+    loss.backward()
+    assert ready["1.weight"] - began >= 0.75 * 0.2
+    assert ready["0.weight"] - ready["1.weight"] >= 0.25 * 0.2
+
+
+@pytest.mark.parametrize(
+    ("module", "seconds", "said"),
+    [(nn.Tanh(), 1.0, "no linear layer"), (network(), -1.0, "must not be negative")],
+)
+def test_what_napping_refuses(module, seconds, said):
+    with pytest.raises(ValueError, match=said):
+        show.napping(module, seconds, seconds)
+
+
+@dataclass
+class Event:
+    rank: int
+    op: str
+    started: float
+    finished: float | None
+
+
+@dataclass
+class FakeRun:
+    world_size: int
+    ledger: list = field(default_factory=list)
+    spans: list = field(default_factory=list)
+
+
+def three_steps():
+    """Two ranks; steps of 9, 3 and 5 seconds on either, each after a barrier of 1 second."""
+    events, at = [], 0.0
+    for seconds in (9.0, 3.0, 5.0):
+        for rank in (0, 1):
+            events.append(Event(rank, "barrier", at, at + 1))
+            events.append(Event(rank, "all_reduce", at + 1, at + 1 + seconds))
+        at += 1 + seconds
+    return FakeRun(2, events)
+
+
+def test_the_fastest_step_is_found_and_cut_out():
+    step, seconds = show.fastest_step(three_steps())
+    assert seconds == show.seconds_of(step) == 3.0
+    assert [(e.rank, e.op, e.started) for e in step.ledger] == [
+        (0, "all_reduce", 11.0),
+        (1, "all_reduce", 11.0),
+    ]
+
+
+def test_the_first_step_does_not_count():
+    run = three_steps()
+    run.ledger = [e for e in run.ledger if e.started < 14.0]  # 9 and 3 seconds
+    for event in run.ledger:
+        if event.op == "all_reduce" and event.started == 1.0:
+            event.finished = 1.5  # the first is the fastest now
+    assert show.fastest_step(run)[1] == 3.0
+
+
+def test_one_step_is_too_few():
+    run = three_steps()
+    run.ledger = run.ledger[:4]
+    with pytest.raises(ValueError, match="1 barriers"):
+        show.fastest_step(run)
+
+
+def test_nothing_takes_no_time():
+    assert show.seconds_of(FakeRun(1)) == 0.0

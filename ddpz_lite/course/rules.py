@@ -257,7 +257,7 @@ def code_hash(notebook) -> str:
 def size(notebook) -> Iterator[str]:
     """A lesson is an honest hour at most. A warning, not a fault."""
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    lines = sum(len(source.splitlines()) for source in code)
+    lines = sum(bool(line.strip()) for source in code for line in source.splitlines())
     if len(notebook.cells) > MOST_CELLS:
         yield f"{len(notebook.cells)} cells; an hour has about {MOST_CELLS}: make it two notebooks"
     if lines > MOST_CODE_LINES:

@@ -139,7 +139,7 @@ def hostile_class(tmp_path, monkeypatch):
     for attack in FILES:
         attack.write(place)
     monkeypatch.chdir(place)
-    monkeypatch.setattr(command, "course", lambda folder: tmp_path / folder)
+    monkeypatch.setattr(command, "folder", lambda name: tmp_path / name)
     return place
 
 

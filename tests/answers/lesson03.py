@@ -574,7 +574,7 @@ def average_gradients(model):
                 order="torch.randperm(length, generator=dice).tolist()\n"
                 "    if epoch: order = torch.randint(length, (length,), generator=dice).tolist()"
             ),
-            says="samples in epoch 1: Rank 0 gets one of them twice",
+            says="samples in epoch 1, rank 0 got one twice",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -622,7 +622,7 @@ def average_gradients(model):
         Wrong(
             "everybody sees everything",
             indices(deal="order"),
-            says="Every rank sees the whole data set",
+            says="every rank got all: N times the work",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -651,13 +651,13 @@ def average_gradients(model):
         Wrong(
             "one sample fills all gaps",
             indices(pad="order += order[:1] * (-length % world)"),
-            says="Those that come again should come twice at most",
+            says="What comes again should come twice at most",
             loses=(TRAIN,),
         ),
         Wrong(
             "one sample more than is needed for each rank",
             indices(pad="order += order[: world - length % world]"),
-            says="More samples are repeated than it takes",
+            says="more came again than it takes",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -672,8 +672,8 @@ def average_gradients(model):
             loses=(ORDER,),
         ),
         Wrong(
-            "every seventh",
-            indices(order="[(7 * i + seed + epoch * i) % length for i in range(length)]"),
+            "every eleventh",
+            indices(order="[(11 * i + seed + epoch) % length for i in range(length)]"),
             says="by a simple rule",
             loses=(ORDER,),
         ),
@@ -892,6 +892,101 @@ def f1(predicted, labels):
             loses=(ALL_SAMPLES,),
         ),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "03.same_start": {
+        "all parameters, frozen ones too": (START, ""),
+        "all buffers, whatever their dtype": (BUFFERS, ""),
+        "weights that two layers share stay shared": (TIED, ""),
+        "what is frozen stays frozen": (TIED, ""),
+        "Each tensor travels once": (EACH_ONCE, ""),
+        "Send tensors, not pickled objects": (EACH_ONCE, ""),
+        "on all ranks what they are on rank 0, in place": (START, ""),
+        "with the same structure on every rank": None,
+    },
+    "03.average_gradients": {
+        "Backward has run on every rank": None,
+        "Replace each `.grad` by its mean over the ranks": (MEAN, ""),
+        "all of them travel in **one** all-reduce": (REDUCE, "frozen"),
+        "has none afterwards": (FROZEN, "frozen"),
+        "Nothing else of the model changes": (MEAN, ""),
+        "the gradients by their mean over all ranks": (MEAN, ""),
+        "contiguous or not": (MEAN, ""),
+        "at least one has a gradient": None,
+        "the same tensor afterwards is up to you": None,
+    },
+    "03.weighted_mean": {
+        "one may have seen none": (UNEQUAL, "unequal"),
+        "Each rank's gradients are the mean over its own samples": None,
+        "each is the mean over this rank's `samples` samples": None,
+        "on every rank by the mean over **all** samples": (EQUAL, ""),
+        "in one all-reduce, no larger than it must be": (ONE_CALL, ""),
+        "by the mean over all samples of all ranks": (UNEQUAL, "unequal"),
+        "of any shapes, contiguous or not": (EQUAL, ""),
+        "write into them": (EQUAL, ""),
+        "over all ranks at least 1": None,
+        "is finite and means nothing": (UNEQUAL, "unequal"),
+    },
+    "03.rank_indices": {
+        "All ranks know the same seed": None,
+        "nothing has to be sent": (TRACE, "training"),
+        "all samples are shuffled and dealt to the ranks": (ORDER, "training"),
+        "another one for each epoch and each seed": (ORDER, "training"),
+        "the same whenever it is asked for": (ORDER, "training"),
+        "Every rank gets equally many": (TRAIN, "training"),
+        "as few samples as possible come again": (TRAIN, "training"),
+        "none is left out": (TRAIN, "training"),
+        "each sample comes exactly once over all ranks": (EVALUATE, "evaluation"),
+        "some ranks get one fewer": (EVALUATE, "evaluation"),
+        "a list of ints": (TRAIN, "training"),
+        "at least as many as ranks": (TRAIN, "training"),
+        "the same on every rank": None,
+        "are left alone": (TRACE, "training"),
+    },
+    "03.batch_norm": {
+        "the variance of **all** rows on all ranks": (ALL_ROWS, ""),
+        "One collective of a few numbers per channel must do": (FEW, ""),
+        "one may have none": ("unequal batches", "unequal"),
+        "values may be far from zero": (FAR, "far"),
+        "with the statistics of all ranks' rows": (ALL_ROWS, ""),
+        "and all have at least one together": ("unequal batches", "unequal"),
+        "All stay as they are": (ALL_ROWS, ""),
+        "Returns (rows, channels), float32": (ALL_ROWS, ""),
+    },
+    "03.f1": {
+        "some ranks none": (EDGE, "edge"),
+        "every rank the F1 of all samples": (ALL_SAMPLES, ""),
+        "0 where that divides by 0": (EDGE, "edge"),
+        "One collective of a few counts must do": (COUNTS, ""),
+        "The F1 of all ranks' samples, a number": (ALL_SAMPLES, ""),
+        "Both stay as they are": (ALL_SAMPLES, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+NOT_STRICT = "not strict is the default, and the lengths agree"
+EQUIVALENT = {
+    "03.average_gradients": {
+        "`zip(gradients, buffer.split(sizes), strict=True)` -> "
+        "`zip(gradients, buffer.split(sizes))`": NOT_STRICT,
+        "`True` -> `False`": NOT_STRICT,
+    },
+    "03.weighted_mean": {
+        "`zip(gradients, means.split(sizes), strict=True)` -> "
+        "`zip(gradients, means.split(sizes))`": NOT_STRICT,
+        "`True` -> `False`": NOT_STRICT,
+    },
+    "03.rank_indices": {
+        "`seed + epoch` -> `seed - epoch`": "a generator takes negative seeds, too",
+    },
+    "03.batch_norm": {
+        "`torch.tensor([float(len(x))], dtype=torch.float64)` -> "
+        "`torch.tensor([float(len(x))])`": "torch.cat takes the widest dtype",
+    },
 }
 
 # ---- right answers that look different from the solution ----

@@ -10,15 +10,15 @@ ONE_CALL = "one collective, no larger than it must be"
 
 START = "parameters as on rank 0"
 BUFFERS = "buffers as on rank 0"
-TIED = "shared weights stay shared"
+TIED = "in place: shared weights stay shared"
 EACH_ONCE = "rank 0's values are sent, each once"
 MEAN = "every rank has the mean over the ranks"
-FROZEN = "a frozen parameter keeps no gradient"
+FROZEN = "who has no gradient keeps none"
 REDUCE = "one all-reduce of all gradients"
 TRAIN = "training: all samples, as many on every rank"
 ORDER = "a new order in each epoch, the same on all ranks"
 EVALUATE = "evaluation: each sample exactly once"
-TRACE = "no collective, no trace in the global generator"
+TRACE = "no collective, no trace in the global generators"
 ALL_ROWS = "equal batches: statistics of all rows"
 FAR = "values far from zero"
 FEW = "one collective of a few numbers per channel"
@@ -34,6 +34,15 @@ def average_gradients(model):
     {divide}
     for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
         g.copy_(mean.view_as(g))
+"""
+
+WEIGHTED = """
+def weighted_mean(gradients, samples):
+    buffer = torch.cat([*[g.flatten() * samples for g in gradients], torch.tensor([1.0 * samples])])
+    dist.all_reduce(buffer)
+    means = ({divide}).split([g.numel() for g in gradients])
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean.view_as(gradient))
 """
 
 INDICES = """
@@ -138,14 +147,14 @@ def weighted_mean(gradients, samples):
             "one collective per tensor",
             """
 def weighted_mean(gradients, samples):
-    total = torch.tensor([float(samples)])
+    total = torch.tensor(float(samples))
     dist.all_reduce(total)
     for gradient in gradients:
         gradient *= samples
         dist.all_reduce(gradient)
         gradient /= total
 """,
-            says="made 4 calls (all_reduce, all_reduce, all_reduce, all_reduce), and one is enough",
+            says="made 9 calls (9 x all_reduce) while your function ran 2 times, and one each is",
             loses=(ONE_CALL,),
         ),
         Wrong(
@@ -160,7 +169,7 @@ def weighted_mean(gradients, samples):
     for gradient, mean in zip(gradients, means):
         gradient.copy_(mean.view_as(gradient))
 """,
-            says="called all_gather on",
+            says="called all_gather. An all_reduce adds on the way",
             loses=(ONE_CALL,),
         ),
         Wrong(
@@ -171,7 +180,7 @@ def weighted_mean(gradients, samples):
         dist.all_reduce(gradient)
         gradient /= 2
 """,
-            says="it is off by up to",
+            says="is half of the sum of the means, on 3 ranks",
             loses=(EQUAL,),
         ),
         Wrong(
@@ -186,7 +195,37 @@ def weighted_mean(gradients, samples):
     for gradient, mean in zip(gradients, means):
         gradient.copy_(mean.view_as(gradient))
 """,
-            says="rank 1 returned without calling it",
+            says="rank 0 returned without calling it",
+            loses=(UNEQUAL,),
+        ),
+        Wrong(
+            "no division",
+            WEIGHTED.format(divide="buffer[:-1]"),
+            says="is the sum over all samples: divide by their number",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "divided by the number of ranks",
+            WEIGHTED.format(divide="buffer[:-1] / dist.get_world_size()"),
+            says="is the sum over all samples, divided by the number of ranks",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "new tensors in the list",
+            WEIGHTED.format(divide="buffer[:-1] / buffer[-1]").replace(
+                "    for gradient, mean in zip(gradients, means):\n"
+                "        gradient.copy_(mean.view_as(gradient))",
+                "    gradients[:] = [m.view_as(g) for g, m in zip(gradients, means)]",
+            ),
+            says="write into those that were in it",
+            loses=(EQUAL,),
+        ),
+        Wrong(
+            "who has no samples is left as it is",
+            WEIGHTED.format(divide="buffer[:-1] / buffer[-1]")
+            .replace("    for gradient", "    for gradient", 1)
+            .replace("        gradient.copy_", "        if samples: gradient.copy_"),
+            says="is what the rank began with",
             loses=(UNEQUAL,),
         ),
     ],
@@ -219,7 +258,7 @@ def same_start(model):
 def same_start(model):
     torch.manual_seed(0)
 """,
-            says="parameters must come from rank 0, too",
+            says="is its own, though all ranks have set the same seed",
             loses=(START,),
         ),
         Wrong(
@@ -241,17 +280,19 @@ def same_start(model):
             "the shared weight twice",
             """
 def same_start(model):
-    for value in model.state_dict().values():
-        dist.broadcast(value, src=0)
+    tensors = [*dict(model.named_parameters(remove_duplicate=False)).values(), *model.buffers()]
+    for tensor in tensors:
+        dist.broadcast(tensor.data, src=0)
 """,
-            says="The shared weight needs to travel once",
+            says="Each tensor needs to travel once",
             loses=(EACH_ONCE,),
         ),
         Wrong(
             "the shared weight twice, in messages",
             """
 def same_start(model):
-    for value in model.state_dict().values():
+    tensors = [*dict(model.named_parameters(remove_duplicate=False)).values(), *model.buffers()]
+    for value in (tensor.data for tensor in tensors):
         if dist.get_rank() == 0:
             for rank in range(1, dist.get_world_size()):
                 dist.send(value, rank)
@@ -277,9 +318,11 @@ def same_start(model):
             "a pickled state_dict",
             """
 def same_start(model):
-    box = [model.state_dict()]
+    tensors = [t.data for t in (*model.parameters(), *model.buffers())]
+    box = [tensors]
     dist.broadcast_object_list(box, src=0)
-    model.load_state_dict(box[0])
+    for tensor, new in zip(tensors, box[0]):
+        tensor.copy_(new)
 """,
             says="sent pickled objects",
             loses=(EACH_ONCE,),
@@ -294,6 +337,102 @@ def same_start(model):
 """,
             says="waits in broadcast",
             loses=(START,),
+        ),
+        Wrong(
+            "rank 0 alone calls",
+            """
+def same_start(model):
+    if dist.get_rank() == 0:
+        for t in (*model.parameters(), *model.buffers()):
+            dist.broadcast(t.data, src=0)
+""",
+            says="rank 0 waits in broadcast #0",
+            loses=(START,),
+        ),
+        Wrong(
+            "frozen parameters forgotten",
+            """
+def same_start(model):
+    for t in (*(p for p in model.parameters() if p.requires_grad), *model.buffers()):
+        dist.broadcast(t.data, src=0)
+""",
+            says="0.bias is its own: parameters must come from rank 0, too",
+            loses=(START,),
+        ),
+        Wrong(
+            "the last rank's values",
+            """
+def same_start(model):
+    for t in (*model.parameters(), *model.buffers()):
+        dist.broadcast(t.data, src=dist.get_world_size() - 1)
+""",
+            says="All ranks hold the same 0.weight, and it is not what rank 0 had",
+            loses=(START,),
+        ),
+        Wrong(
+            "once is enough",
+            """
+DONE = []
+
+
+def same_start(model):
+    if not DONE:
+        for t in (*model.parameters(), *model.buffers()):
+            dist.broadcast(t.data, src=0)
+    DONE.append(model)
+""",
+            says="parameters must come from rank 0, too",
+            loses=(START,),
+        ),
+        Wrong(
+            "what a state_dict has",
+            """
+def same_start(model):
+    for t in {t.data_ptr(): t for t in model.state_dict().values()}.values():
+        dist.broadcast(t, src=0)
+""",
+            says="mask is its own: buffers must come from rank 0",
+            loses=(BUFFERS,),
+        ),
+        Wrong(
+            "all in one float32 buffer",
+            """
+@torch.no_grad()
+def same_start(model):
+    tensors = [*model.parameters(), *model.buffers()]
+    flat = torch.cat([t.reshape(-1).float() for t in tensors])
+    dist.broadcast(flat, src=0)
+    for t, new in zip(tensors, flat.split([t.numel() for t in tensors])):
+        t.copy_(new.view_as(t))
+""",
+            says="lost digits in float32",
+            loses=(BUFFERS,),
+        ),
+        Wrong(
+            "new buffers in the place of the old",
+            """
+def same_start(model):
+    for p in model.parameters():
+        dist.broadcast(p.data, src=0)
+    for module in model.modules():
+        for name, b in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = b.clone()
+            dist.broadcast(module._buffers[name], src=0)
+""",
+            says="is a new tensor",
+            loses=(TIED,),
+        ),
+        Wrong(
+            "all parameters ask for a gradient afterwards",
+            """
+def same_start(model):
+    model.requires_grad_(False)
+    for t in (*model.parameters(), *model.buffers()):
+        dist.broadcast(t, src=0)
+    model.requires_grad_(True)
+""",
+            says="what is frozen stays frozen",
+            loses=(TIED,),
         ),
     ],
     "03.average_gradients": [
@@ -329,7 +468,7 @@ def average_gradients(model):
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
 """,
-            says="lay the gradients end to end in one buffer",
+            says="all gradients can travel as one tensor",
             loses=(REDUCE,),
         ),
         Wrong(
@@ -352,7 +491,7 @@ def average_gradients(model):
             AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
                 "g.copy_(mean.view_as(g))", "g = mean.view_as(g)"
             ),
-            says="nothing was averaged, or not in place",
+            says="nothing was averaged, or it did not come back",
             loses=(MEAN,),
         ),
         Wrong(
@@ -369,8 +508,51 @@ def average_gradients(model):
     for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
         g.copy_(mean.view_as(g))
 """,
-            says="was None, for the parameter is frozen",
+            says="was None, for the parameter is frozen or unused",
             loses=(FROZEN,),
+        ),
+        Wrong(
+            "divided before and after",
+            AVERAGE.format(divide="buffer /= dist.get_world_size() ** 2"),
+            says="was divided twice by the number of ranks",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "a shared parameter twice in the buffer",
+            AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
+                "[p.grad for p in model.parameters() if p.grad is not None]",
+                "[p.grad for _, p in model.named_parameters(remove_duplicate=False)\n"
+                "                 if p.grad is not None]",
+            ),
+            says="all gradients can travel as one tensor",
+            loses=(REDUCE,),
+        ),
+        Wrong(
+            "gradients that are no view of one row",
+            AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
+                "g.flatten()", "g.view(-1)"
+            ),
+            says="view size is not compatible",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "the outermost layer alone",
+            AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
+                "model.parameters()", "model.parameters(recurse=False)"
+            ),
+            says="is the rank's own",
+            loses=(MEAN,),
+        ),
+        Wrong(
+            "the mean of all steps so far",
+            "SEEN = []\n"
+            + AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
+                "    dist.all_reduce(buffer)",
+                "    SEEN.append(buffer)\n    if len({len(b) for b in SEEN}) == 1:\n"
+                "        buffer = torch.stack(SEEN).mean(0)\n    dist.all_reduce(buffer)",
+            ),
+            says="in call 1 is wrong",
+            loses=(MEAN,),
         ),
     ],
     "03.rank_indices": [
@@ -392,8 +574,8 @@ def average_gradients(model):
                 order="torch.randperm(length, generator=dice).tolist()\n"
                 "    if epoch: order = torch.randint(length, (length,), generator=dice).tolist()"
             ),
-            says="Epoch 1 deals other samples",
-            loses=(ORDER,),
+            says="samples in epoch 1, rank 0 got one twice",
+            loses=(TRAIN,),
         ),
         Wrong(
             "the seed forgotten",
@@ -404,7 +586,7 @@ def average_gradients(model):
         Wrong(
             "begun elsewhere in each epoch, not shuffled",
             indices(order="[(i + seed + epoch) % length for i in range(length, 0, -1)]"),
-            says="Epoch 0 is 0, 1, 2, ..., begun elsewhere or read backwards",
+            says="is 0, 1, 2, ... by a simple rule",
             loses=(ORDER,),
         ),
         Wrong(
@@ -428,7 +610,7 @@ def average_gradients(model):
         Wrong(
             "the tail dropped",
             indices(pad="order = order[: length // world * world]"),
-            says="instead of dropping the tail",
+            says="None may be left out",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -440,7 +622,7 @@ def average_gradients(model):
         Wrong(
             "everybody sees everything",
             indices(deal="order"),
-            says="Every rank sees the whole data set",
+            says="every rank got all: N times the work",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -457,7 +639,69 @@ def average_gradients(model):
                 pad="""order = order.tolist()
         order += [] if evaluate else order[: -length % world]""",
             ),
-            says="gives the same order for nothing",
+            says="Who knows the seed knows the order",
+            loses=(TRACE,),
+        ),
+        Wrong(
+            "a tensor",
+            indices(deal="torch.tensor(order[rank::world])"),
+            says="returned a Tensor, not a list of ints",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "one sample fills all gaps",
+            indices(pad="order += order[:1] * (-length % world)"),
+            says="What comes again should come twice at most",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "one sample more than is needed for each rank",
+            indices(pad="order += order[: world - length % world]"),
+            says="more came again than it takes",
+            loses=(TRAIN,),
+        ),
+        Wrong(
+            "each rank shuffles its own part",
+            indices(
+                order="list(range(length))",
+                pad="order += order[: -length % world]",
+                deal="[order[rank::world][i] for i in\n"
+                "            torch.randperm(len(order[rank::world]), generator=dice).tolist()]",
+            ),
+            says="it never sees the others'",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "every eleventh",
+            indices(order="[(11 * i + seed + epoch) % length for i in range(length)]"),
+            says="by a simple rule",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "one order, turned by the epoch",
+            indices(
+                seed="seed",
+                order="torch.randperm(length, generator=dice).roll(epoch).tolist()",
+            ),
+            says="follows from epoch 0 by a simple rule",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "another order whenever it is asked for",
+            "CALLS = []\n"
+            + indices(
+                seed="seed + epoch + len(CALLS)", deal="CALLS.append(1) or order[rank::world]"
+            ),
+            says="was asked for twice and came in two orders",
+            loses=(ORDER,),
+        ),
+        Wrong(
+            "NumPy's global generator seeded",
+            "import numpy as np\n"
+            + indices(
+                order="np.random.seed(seed + epoch) or np.random.permutation(length).tolist()"
+            ),
+            says="drew from NumPy's global generator",
             loses=(TRACE,),
         ),
     ],
@@ -517,6 +761,33 @@ def batch_norm(x, weight, bias, eps):
             says="lay count, sums and sums of squares end to end",
             loses=(FEW,),
         ),
+        Wrong(
+            "an epsilon of one's own",
+            norm(scale="(variance + 0.1).sqrt()"),
+            says="output is wrong",
+            loses=(ALL_ROWS,),
+        ),
+        Wrong(
+            "x is normalised in place",
+            norm().replace("return (", "return x.copy_("),
+            says="changed x, which was handed in to be read",
+            loses=(ALL_ROWS,),
+        ),
+        Wrong(
+            "a rank without rows sends the mean of nothing",
+            norm(
+                send="sums = torch.cat([rows, wide.mean(0) * rows, (wide * wide).mean(0) * rows]); "
+                "dist.all_reduce(sums)"
+            ),
+            says="values that are not finite",
+            loses=("unequal batches",),
+        ),
+        Wrong(
+            "a rank without rows stays away",
+            norm(send="if len(x) == 0: return x.float()\n    dist.all_reduce(sums)"),
+            says="rank 1 returned without calling it",
+            loses=("unequal batches",),
+        ),
     ],
     "03.f1": [
         Wrong(
@@ -528,7 +799,7 @@ def f1(predicted, labels):
     dist.all_reduce(own)
     return own.item() / dist.get_world_size()
 """,
-            says="returned the mean of the ranks' F1 values",
+            says="is the mean of the ranks' F1 values",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(
@@ -541,19 +812,22 @@ def f1(predicted, labels):
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 """,
-            says="returned a weighted mean of the ranks' F1 values",
+            says="is a weighted mean of the ranks' F1 values",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(
-            "own samples", f1(send="pass"), says="returned the F1 of its own", loses=(ALL_SAMPLES,)
+            "own samples",
+            f1(send="pass"),
+            says="is the F1 of its own samples",
+            loses=(ALL_SAMPLES,),
         ),
         Wrong(
             "precision",
             f1(value="hits / said"),
-            says="returned the precision",
+            says="is the precision",
             loses=(ALL_SAMPLES,),
         ),
-        Wrong("recall", f1(value="hits / true"), says="returned the recall", loses=(ALL_SAMPLES,)),
+        Wrong("recall", f1(value="hits / true"), says="is the recall", loses=(ALL_SAMPLES,)),
         Wrong(
             "accuracy",
             """
@@ -562,13 +836,13 @@ def f1(predicted, labels):
     dist.all_reduce(counts)
     return (counts[0] / counts[1]).item()
 """,
-            says="returned the accuracy",
+            says="is the accuracy",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(
             "nan without positives",
             f1(value="2 * hits / (said + true) if said + true else float('nan')"),
-            says="Without any positive, F1 is 0",
+            says="Where F1 would divide by 0, it is 0",
             loses=(EDGE,),
         ),
         Wrong(
@@ -584,7 +858,135 @@ def f1(predicted, labels):
             says="counts can be added",
             loses=(COUNTS,),
         ),
+        Wrong(
+            "the right answers without a hit counted as missed",
+            f1(value="2 * hits / (hits + said + same - hits)"),
+            says="takes TN for FN",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "hits count once",
+            f1(value="hits / (said + true - hits)"),
+            says="TP counts twice in F1",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "counts of one byte",
+            f1(send="counts = counts.to(torch.uint8); dist.all_reduce(counts)"),
+            says="and that is not it",
+            loses=(ALL_SAMPLES,),
+        ),
+        Wrong(
+            "undefined without a hit",
+            f1(value="2 / ((said + true) / hits)"),
+            says="division by zero",
+            loses=(EDGE,),
+        ),
+        Wrong(
+            "the samples are changed",
+            f1(value=RIGHT_SCORE["value"])
+            .replace("(predicted & labels).sum()", "predicted.logical_and_(labels).sum()")
+            .replace("    hits =", "    said = predicted.sum()\n    hits =")
+            .replace("[hits, predicted.sum(),", "[hits, said,"),
+            says="changed predicted, which was handed in to be read",
+            loses=(ALL_SAMPLES,),
+        ),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "03.same_start": {
+        "all parameters, frozen ones too": (START, ""),
+        "all buffers, whatever their dtype": (BUFFERS, ""),
+        "weights that two layers share stay shared": (TIED, ""),
+        "what is frozen stays frozen": (TIED, ""),
+        "Each tensor travels once": (EACH_ONCE, ""),
+        "Send tensors, not pickled objects": (EACH_ONCE, ""),
+        "on all ranks what they are on rank 0, in place": (START, ""),
+        "with the same structure on every rank": None,
+    },
+    "03.average_gradients": {
+        "Backward has run on every rank": None,
+        "Replace each `.grad` by its mean over the ranks": (MEAN, ""),
+        "all of them travel in **one** all-reduce": (REDUCE, "frozen"),
+        "has none afterwards": (FROZEN, "frozen"),
+        "Nothing else of the model changes": (MEAN, ""),
+        "the gradients by their mean over all ranks": (MEAN, ""),
+        "contiguous or not": (MEAN, ""),
+        "at least one has a gradient": None,
+        "the same tensor afterwards is up to you": None,
+    },
+    "03.weighted_mean": {
+        "one may have seen none": (UNEQUAL, "unequal"),
+        "Each rank's gradients are the mean over its own samples": None,
+        "each is the mean over this rank's `samples` samples": None,
+        "on every rank by the mean over **all** samples": (EQUAL, ""),
+        "in one all-reduce, no larger than it must be": (ONE_CALL, ""),
+        "by the mean over all samples of all ranks": (UNEQUAL, "unequal"),
+        "of any shapes, contiguous or not": (EQUAL, ""),
+        "write into them": (EQUAL, ""),
+        "over all ranks at least 1": None,
+        "is finite and means nothing": (UNEQUAL, "unequal"),
+    },
+    "03.rank_indices": {
+        "All ranks know the same seed": None,
+        "nothing has to be sent": (TRACE, "training"),
+        "all samples are shuffled and dealt to the ranks": (ORDER, "training"),
+        "another one for each epoch and each seed": (ORDER, "training"),
+        "the same whenever it is asked for": (ORDER, "training"),
+        "Every rank gets equally many": (TRAIN, "training"),
+        "as few samples as possible come again": (TRAIN, "training"),
+        "none is left out": (TRAIN, "training"),
+        "each sample comes exactly once over all ranks": (EVALUATE, "evaluation"),
+        "some ranks get one fewer": (EVALUATE, "evaluation"),
+        "a list of ints": (TRAIN, "training"),
+        "at least as many as ranks": (TRAIN, "training"),
+        "the same on every rank": None,
+        "are left alone": (TRACE, "training"),
+    },
+    "03.batch_norm": {
+        "the variance of **all** rows on all ranks": (ALL_ROWS, ""),
+        "One collective of a few numbers per channel must do": (FEW, ""),
+        "one may have none": ("unequal batches", "unequal"),
+        "values may be far from zero": (FAR, "far"),
+        "with the statistics of all ranks' rows": (ALL_ROWS, ""),
+        "and all have at least one together": ("unequal batches", "unequal"),
+        "All stay as they are": (ALL_ROWS, ""),
+        "Returns (rows, channels), float32": (ALL_ROWS, ""),
+    },
+    "03.f1": {
+        "some ranks none": (EDGE, "edge"),
+        "every rank the F1 of all samples": (ALL_SAMPLES, ""),
+        "0 where that divides by 0": (EDGE, "edge"),
+        "One collective of a few counts must do": (COUNTS, ""),
+        "The F1 of all ranks' samples, a number": (ALL_SAMPLES, ""),
+        "Both stay as they are": (ALL_SAMPLES, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+NOT_STRICT = "not strict is the default, and the lengths agree"
+EQUIVALENT = {
+    "03.average_gradients": {
+        "`zip(gradients, buffer.split(sizes), strict=True)` -> "
+        "`zip(gradients, buffer.split(sizes))`": NOT_STRICT,
+        "`True` -> `False`": NOT_STRICT,
+    },
+    "03.weighted_mean": {
+        "`zip(gradients, means.split(sizes), strict=True)` -> "
+        "`zip(gradients, means.split(sizes))`": NOT_STRICT,
+        "`True` -> `False`": NOT_STRICT,
+    },
+    "03.rank_indices": {
+        "`seed + epoch` -> `seed - epoch`": "a generator takes negative seeds, too",
+    },
+    "03.batch_norm": {
+        "`torch.tensor([float(len(x))], dtype=torch.float64)` -> "
+        "`torch.tensor([float(len(x))])`": "torch.cat takes the widest dtype",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -608,14 +1010,40 @@ def same_start(model):
 """,
         ),
         (
-            "the state_dict, each address once",
+            "each module its own, each address once",
             """
 def same_start(model):
     sent = set()
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in sent:
-            sent.add(tensor.data_ptr())
-            dist.broadcast(tensor.data, src=0)
+    for module in model.modules():
+        for tensor in [*module._parameters.values(), *module._buffers.values()]:
+            if tensor.data_ptr() not in sent:
+                sent.add(tensor.data_ptr())
+                dist.broadcast(tensor.data, src=0)
+""",
+        ),
+        (
+            "all as bytes, in one broadcast",
+            """
+@torch.no_grad()
+def same_start(model):
+    tensors = [*model.parameters(), *model.buffers()]
+    flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
+    dist.broadcast(flat, 0)
+    for t, new in zip(tensors, flat.split([t.nbytes for t in tensors])):
+        t.copy_(new.clone().view(t.dtype).view(t.shape))
+""",
+        ),
+        (
+            "functional collectives; alone nothing is sent",
+            """
+import torch.distributed._functional_collectives as funcol
+
+
+def same_start(model):
+    if dist.get_world_size() == 1:
+        return
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.copy_(funcol.broadcast(tensor.detach(), 0, dist.group.WORLD))
 """,
         ),
         (
@@ -645,6 +1073,43 @@ def average_gradients(model):
     dist.all_reduce(flat, op=dist.ReduceOp.SUM)
     for p, mean in zip(ready, _unflatten_dense_tensors(flat, [p.grad for p in ready])):
         p.grad = mean.clone()
+""",
+        ),
+        (
+            "DTensor: partial sums become replicas",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+
+def average_gradients(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    ready = [p for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([p.grad.reshape(-1) for p in ready])
+    mean = DTensor.from_local(flat, mesh, [Partial("avg")]).redistribute(placements=[Replicate()])
+    for p, part in zip(ready, mean.to_local().split([p.numel() for p in ready])):
+        p.grad = part.view(p.shape)
+""",
+        ),
+        (
+            "functional, into views of a buffer that stays; alone nothing is sent",
+            """
+import torch.distributed._functional_collectives as funcol
+
+BUFFER = torch.zeros(1000)
+
+
+def average_gradients(model):
+    world = dist.get_world_size()
+    if world == 1:
+        return
+    ready = [p for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([p.grad.reshape(-1) for p in ready])
+    BUFFER[: len(flat)] = funcol.all_reduce(flat, "sum", dist.group.WORLD) / world
+    offset = 0
+    for p in ready:
+        p.grad = BUFFER[offset : offset + p.numel()].view(p.shape)
+        offset += p.numel()
 """,
         ),
         (
@@ -685,16 +1150,30 @@ def weighted_mean(gradients, samples):
         (
             "scaled in place, copied back by vector_to_parameters",
             """
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 
 def weighted_mean(gradients, samples):
     count = torch.full((1,), samples, dtype=torch.float32)
     for g in gradients:
         g.mul_(samples)
-    vector = torch.cat((parameters_to_vector(gradients), count))
+    vector = torch.cat((*(g.reshape(-1) for g in gradients), count))
     dist.all_reduce(vector)
     vector_to_parameters(vector[:-1] / vector[-1], gradients)
+""",
+        ),
+        (
+            "alone nothing is sent; a weight of its own for each rank",
+            """
+def weighted_mean(gradients, samples):
+    if dist.get_world_size() == 1:
+        return
+    flat = torch.cat([torch.ones(1), *(g.reshape(-1) for g in gradients)]).mul(samples)
+    dist.all_reduce(flat)
+    flat = flat[1:] * (1.0 / flat[0])
+    for g in gradients:
+        g.set_(flat[: g.numel()].view(g.shape))
+        flat = flat[g.numel() :]
 """,
         ),
     ],
@@ -753,7 +1232,7 @@ def rank_indices(length, epoch, seed, evaluate):
             """
 def batch_norm(x, weight, bias, eps):
     world, channels = dist.get_world_size(), x.shape[1]
-    mean = x.mean(0)
+    mean = x.mean(0) if len(x) else torch.zeros(channels)
     squares = (x - mean).square().sum(0)
     mine = torch.cat([torch.tensor([float(len(x))]), mean, squares])
     all_of_them = [torch.empty_like(mine) for _ in range(world)]
@@ -761,6 +1240,8 @@ def batch_norm(x, weight, bias, eps):
     n, m, s = 0.0, torch.zeros(channels), torch.zeros(channels)
     for other in all_of_them:  # Chan, Golub and LeVeque
         count, other_mean, other_squares = other[0].item(), *other[1:].chunk(2)
+        if count == 0:
+            continue
         delta = other_mean - m
         m = m + delta * (count / (n + count))
         s = s + other_squares + delta**2 * (n * count / (n + count))
@@ -774,12 +1255,14 @@ def batch_norm(x, weight, bias, eps):
 def batch_norm(x, weight, bias, eps):
     x64 = x.to(torch.float64)
     var, mean = torch.var_mean(x64, dim=0, correction=0)
-    mine = torch.stack([torch.full_like(mean, len(x)), mean, var])
+    mine = torch.stack([torch.full_like(mean, len(x)), mean, var]).nan_to_num()
     every = torch.empty(dist.get_world_size(), *mine.shape, dtype=torch.float64)
     dist.all_gather(list(every.unbind()), mine)
     share = every[:, 0] / every[:, 0].sum(0)
     mean = (share * every[:, 1]).sum(0)
     var = (share * (every[:, 2] + (every[:, 1] - mean) ** 2)).sum(0)
+    if not len(x):
+        return x
     y = torch.nn.functional.batch_norm(
         x64, mean, var, weight.double(), bias.double(), training=False, eps=eps
     )

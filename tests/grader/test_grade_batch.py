@@ -22,7 +22,7 @@ from ddpz_lite.grader import batch, hidden, merge, similarity
 from ddpz_lite.grader.batch import Grade, Terms
 from ddpz_lite.grader.exercise import Pristine, pristine
 from ddpz_lite.grader.submission import NotGraded, Submission
-from ddpz_lite.wire import Record, Span
+from ddpz_lite.wire import Record
 
 TASK = find("03.weighted_mean")
 TERMS = Terms("0.1.0+test", 7, "yes")
@@ -70,16 +70,22 @@ class Ranks:
             return Observed(case, "stuck", "rank 0 waits")
         if "nonsense" in source:
             return Observed(case, "ok", "", [None] * case.world)
-        total = sum(rank["samples"] for rank in case.inputs)
-        parts = [[g * r["samples"] / total for g in r["gradients"]] for r in case.inputs]
-        mean = [sum(same) for same in zip(*parts, strict=True)]
-        got = mean if "right" in source else [torch.zeros_like(part) for part in mean]
+        turns = zip(*([rank, *rank.get("later", ())] for rank in case.inputs), strict=True)
+        first, *later = [self.turn(ranks, "right" in source) for ranks in turns]
         calls = [
-            Record(rank, 0, "all_reduce", "float32", 27, 0, 1.0, 2.0, "?", (), None, 0)
+            Record(rank, seq, "all_reduce", "float32", 9, 0, 1.0, 2.0, "?", (), None, seq)
             for rank in range(case.world)
+            for seq in range(1 + len(later))
         ]
-        spans = [Span(rank, "answer", 0.0, 3.0) for rank in range(case.world)]
-        return Observed(case, "ok", "", [{"gradients": got}] * case.world, calls, spans)
+        return Observed(case, "ok", "", [{**first, "later": later}] * case.world, calls)
+
+    def turn(self, ranks, right: bool) -> dict:
+        """What each of these ranks returns of one call."""
+        total = sum(rank["samples"] for rank in ranks)
+        parts = [[g * r["samples"] / total for g in r["gradients"]] for r in ranks]
+        mean = [sum(same) for same in zip(*parts, strict=True)]
+        got = mean if right else [torch.zeros_like(part) for part in mean]
+        return {"gradients": got, "in_place": True}
 
 
 @pytest.fixture

@@ -2,130 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ...grade.compare import close, differs, number
+from ...grade.compare import close, differs, whole
 from ...grade.task import Aspect, Case, Observed, Task
-from ...grade.vocabulary import world_name
+from ...grade.vocabulary import explain, explain_number, nbytes, silent, unchanged, world_name
 
-SHAPES = ((3, 5), (7,), (2, 1, 2))
+SHAPES = ((3, 5), (7,), (2, 1, 2), ())
+OTHER = ((4, 3), (0, 2), (5,))  # of a second call
 
 
-def _one_collective(most: Callable[[Case], int], hint: str) -> Callable[[Observed], str | None]:
-    """A judge that wants one collective on each rank, of no more elements than `most` says."""
+def _drawn(rng: torch.Generator, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=rng) for shape in shapes]
 
-    def judge(seen: Observed) -> str | None:
-        limit = most(seen.case)
-        for rank in range(seen.case.world):
-            calls = seen.calls(rank)  # of the whole case: an answer can end the job's span
-            if len(calls) != 1:
-                made = ", ".join(call.op for call in calls) or "none"
-                return f"Rank {rank} made {len(calls)} calls ({made}), and one is enough: {hint}"
-            if calls[0].elements > limit:
+
+def _one_each(seen: Observed, most: Sequence[int], why: str, op: str = "") -> str | None:
+    """One collective for each call of the answer, of no more elements than `most` has for it.
+
+    One rank alone may leave it out. op: which one it must be. why: a sentence's end.
+    """
+    for rank in range(seen.case.world):
+        calls = seen.calls(rank)
+        if seen.case.world == 1 and len(calls) <= len(most):
+            continue
+        if len(calls) != len(most):
+            counted = Counter(seen.ops(rank)).items()
+            made = ", ".join(f"{number} x {name}" for name, number in counted) or "none"
+            return (
+                f"Rank {rank} made {len(calls)} calls ({made}) while your function ran "
+                f"{len(most)} times, and one each is enough: {why}"
+            )
+        for call, limit in zip(calls, most, strict=True):
+            if op and call.op != op:
+                return f"Rank {rank} called {call.op}. An {op} adds on the way and sends less."
+            if call.elements > limit:
                 return (
-                    f"Rank {rank} called {calls[0].op} on {calls[0].elements} elements, and "
-                    f"{limit} are enough: {hint}"
+                    f"Rank {rank} called {call.op} on {call.elements} elements, and {limit} are "
+                    f"enough: {why}"
                 )
-        return None
-
-    return judge
+    return None
 
 
 # -- 03.same_start ---------------------------------------------------------------------------------
 
-BUFFERS = ("1.running_mean", "1.running_var", "1.num_batches_tracked")
-STATE = {
-    "0.weight": (6, 4),
-    "0.bias": (6,),
-    "1.weight": (6,),
-    "1.bias": (6,),
-    "1.running_mean": (6,),
-    "1.running_var": (6,),
-    "1.num_batches_tracked": (),
-    "2.weight": (6, 6),
-    "2.bias": (6,),
-    "3.weight": (6, 6),
-    "3.bias": (6,),
+BUFFERS = {
+    "1.running_mean": torch.float32,
+    "1.running_var": torch.float32,
+    "1.num_batches_tracked": torch.int64,
+    "2.scale": torch.float64,
+    "mask": torch.bool,
 }
-STATE_ELEMENTS = sum(torch.Size(s).numel() for name, s in STATE.items() if name != "3.weight")
+COUNTER = "1.num_batches_tracked"
+MODELS = ((4, 6), (4, 6), (5, 3))  # (inputs, width) for each call; the first two are one model
+
+
+def _shapes(inputs: int, width: int) -> dict[str, tuple[int, ...]]:
+    square = {f"{layer}.weight": (width, width) for layer in (2, 3)}
+    rows = [f"{layer}.bias" for layer in range(4)] + ["1.weight", "mask"]
+    rows += ["1.running_mean", "1.running_var"]
+    return {
+        "0.weight": (width, inputs),
+        **square,
+        **dict.fromkeys(rows, (width,)),
+        COUNTER: (),
+        "2.scale": (3,),
+    }
 
 
 def _start_cases(rng: torch.Generator) -> list[Case]:
-    def state() -> dict[str, torch.Tensor]:
-        drawn = {name: torch.rand(shape, generator=rng) + 0.1 for name, shape in STATE.items()}
-        drawn["1.num_batches_tracked"] = torch.randint(5, 900, (), generator=rng)
+    def state(rank: int, inputs: int, width: int) -> dict[str, torch.Tensor]:
+        shapes = _shapes(inputs, width)
+        drawn = {
+            name: torch.rand(shape, generator=rng, dtype=torch.float64).to(
+                BUFFERS.get(name, torch.float32)
+            )
+            + 0.1
+            for name, shape in shapes.items()
+        }
+        drawn["mask"] = torch.arange(width) % 2 == min(rank, 1)
+        # more than float32 can count, and another number on every rank
+        drawn[COUNTER] = 2**40 + 9 * torch.randint(999, (), generator=rng) + rank
         drawn["3.weight"] = drawn["2.weight"].clone()
         return drawn
 
     return [
-        Case(world_name(world), [{"state": state()} for _ in range(world)])
-        for world in (1, 2, 3, 4)
+        Case(
+            world_name(world),
+            [
+                {"states": [state(rank, *sizes) for sizes in MODELS], "seed": 100 + rank}
+                for rank in range(world)
+            ],
+        )
+        for world in (3, 4, 2, 1)
     ]
 
 
-def _start_values(names: tuple[str, ...]) -> Callable[[Observed], str | None]:
+def _start_values(kind: str) -> Callable[[Observed], str | None]:
     def judge(seen: Observed) -> str | None:
-        begun = [rank["state"] for rank in seen.case.inputs]
-        for rank, got in enumerate(seen.data):
-            for name in names:
-                now, right = got["state"][name], begun[0][name]
-                if (wrong := differs(now, right, f"Rank {rank}'s {name}", bitwise=True)) is None:
+        for call, sizes in enumerate(MODELS):
+            for name in _shapes(*sizes):
+                if (name in BUFFERS) is not (kind == "buffers"):
                     continue
-                if rank and close(now, begun[rank][name], bitwise=True):
-                    kind = "buffers" if name in BUFFERS else "parameters"
-                    return f"Rank {rank}'s {name} is its own: {kind} must come from rank 0, too."
-                every = torch.stack([state[name] for state in begun]).float()
-                same = type(now) is torch.Tensor and now.shape == right.shape
-                if same and any(close(now.float(), mix) for mix in (every.mean(0), every.sum(0))):
-                    return (
-                        f"Rank {rank}'s {name} is a mix of all ranks' values. Take rank 0's as "
-                        f"they "
-                        "are: a mean of random weights is no random weight."
-                    )
-                return wrong
+                for rank in range(seen.case.world):
+                    if wrong := _start_value(seen, call, rank, name, kind):
+                        return wrong
         return None
 
     return judge
 
 
-def _start_tied(seen: Observed) -> str | None:
+def _start_value(seen: Observed, call: int, rank: int, name: str, kind: str) -> str | None:
+    begun = [inputs["states"][call][name] for inputs in seen.case.inputs]
+    ended = [got["calls"][call]["state"].get(name) for got in seen.data]
+    right, what = begun[0], f"Rank {rank}'s {name}"
+    mistakes: dict[str, Any] = {f"is its own: {kind} must come from rank 0, too.": begun[rank]}
+    if rank and len({got["seed"] for got in seen.data}) == 1:
+        mistakes = {
+            f"is its own, though all ranks have set the same seed: {kind} that are there do not "
+            "change by it. They must come from rank 0.": begun[rank]
+        }
+    if right.dtype.is_floating_point:
+        every = torch.stack(begun)
+        mix = (
+            "is a mix of all ranks' values. Take rank 0's as they are: a mean of random weights is "
+            "no random weight."
+        )
+        mistakes |= {mix: every.mean(0), f"{mix} ": every.sum(0)}
+    else:
+        mistakes["lost digits in float32: let each dtype travel as it is."] = right.float().to(
+            right.dtype
+        )
+    wrong = explain(ended[rank], right, what, mistakes, bitwise=True)
+    equal = all(close(other, right * 0 + ended[0], bitwise=True) for other in ended[1:])
+    if wrong and "wrong:" in wrong and seen.case.world > 1 and equal:
+        return f"All ranks hold the same {name}, and it is not what rank 0 had."
+    return wrong and wrong.strip()
+
+
+def _start_in_place(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
-        if got["tied"] is not True:
-            return (
-                f"On rank {rank} two layers shared one weight, and now each has its own. Copy into "
-                "the tensors that are there."
-            )
-        if got["trainable"] != [True] * len(got["trainable"]):
-            return f"On rank {rank} some parameters no longer ask for a gradient."
+        for call in got["calls"]:
+            if call["tied"] is not True:
+                return (
+                    f"On rank {rank} two layers shared one weight, and now each has its own. Copy "
+                    "into the tensors that are there."
+                )
+            if call["replaced"]:
+                return (
+                    f"Rank {rank}'s {call['replaced'][0]} is a new tensor, and an optimizer that "
+                    "holds the old one would not see it. Copy into the tensors that are there."
+                )
+            if call["asks"]:
+                return (
+                    f"On rank {rank} {call['asks'][0]} has another requires_grad than before: what "
+                    "is frozen stays frozen."
+                )
     return None
 
 
 def _start_sent(seen: Observed) -> str | None:
-    world = seen.case.world
-    for rank in range(world):
-        calls = seen.calls(rank)
-        total = sum(call.elements for call in calls)
-        ops = sorted({call.op for call in calls})
-        if world > 1 and ops not in (["broadcast"], ["send"], ["recv"], ["recv", "send"]):
-            return f"Rank {rank} called {', '.join(ops) or 'nothing'}. A broadcast copies rank 0's."
-        if any(call.dtype == "uint8" for call in calls):
+    begun = seen.case.inputs[0]["states"]
+    once = [t for state in begun for name, t in state.items() if name != "3.weight"]
+    elements, bytes_ = sum(t.numel() for t in once), sum(t.nbytes for t in once)
+    for rank in range(seen.case.world if seen.case.world > 1 else 0):
+        calls = [call for call in seen.calls(rank) if call.op != "barrier"]
+        if not calls or {call.op for call in calls} - {"broadcast", "send", "recv"}:
+            called = ", ".join(sorted({call.op for call in calls})) or "nothing"
+            return f"Rank {rank} called {called}. A broadcast copies rank 0's."
+        copies = [call for call in calls if call.op != "send"]
+        travelled, total = sum(call.elements for call in copies), sum(map(nbytes, copies))
+        if total != bytes_ and any(call.dtype == "uint8" for call in calls):
             return (
-                f"Rank {rank} sent pickled objects, {total} bytes of them. Broadcast the tensors "
-                "themselves."
+                f"Rank {rank} sent pickled objects, {total} bytes of them. Let the tensors "
+                "themselves travel."
             )
-        if ops == ["broadcast"] and total > STATE_ELEMENTS:
+        if travelled > elements and total > bytes_:
             return (
-                f"{total} elements were broadcast, and the model has {STATE_ELEMENTS}. The shared "
-                "weight needs to travel once."
-            )
-        received = sum(call.elements for call in calls if call.op == "recv")
-        if received > STATE_ELEMENTS:
-            return (
-                f"Rank {rank} received {received} elements, and the model has {STATE_ELEMENTS}. "
-                "Each tensor needs to travel once, the shared weight too."
+                f"Rank {rank} took part in copies of {travelled} elements, and the models have "
+                f"{elements}. Each tensor needs to travel once, the shared weight too."
             )
     return None
 
@@ -138,82 +198,87 @@ SAME_START = Task(
     minutes=5,
     cases=_start_cases,
     aspects=(
-        Aspect(
-            "parameters as on rank 0", 1, _start_values(tuple(n for n in STATE if n not in BUFFERS))
-        ),
-        Aspect("buffers as on rank 0", 1, _start_values(BUFFERS)),
-        Aspect("shared weights stay shared", 1, _start_tied),
+        Aspect("parameters as on rank 0", 1, _start_values("parameters")),
+        Aspect("buffers as on rank 0", 1, _start_values("buffers")),
+        Aspect("in place: shared weights stay shared", 1, _start_in_place),
         Aspect("rank 0's values are sent, each once", 1, _start_sent),
     ),
     hints=(
-        "What does a model hold beside its parameters? Print model.state_dict() of one with "
-        "BatchNorm.",
+        "What does a model hold beside its parameters? Print list(model.named_buffers()) of one "
+        "with BatchNorm.",
         "model.parameters() names a shared weight once; model.buffers() has the rest. One "
-        "collective "
-        "copies a tensor from one rank to all.",
-        "with torch.no_grad(): for t in (*model.parameters(), *model.buffers()): "
-        "dist.broadcast(t, src=0)",
+        "collective copies a tensor from one rank to all.",
+        "For each tensor of both lists: one broadcast from rank 0, where autograd does not look "
+        "(torch.no_grad).",
     ),
     debrief="DDP does this when it wraps a model, in large buckets. It never looks again: a "
-    "replica "
-    "that you change by hand afterwards stays different.",
+    "replica that you change by hand afterwards stays different.",
 )
 
 # -- 03.average_gradients --------------------------------------------------------------------------
 
+FROZEN = 1  # of SHAPES
+
 
 def _average_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, frozen: int | None = None) -> Case:
+    def case(world: int, kind: str = "") -> Case:
+        without = ({FROZEN, 2}, {FROZEN, 3}, set()) if kind else (set(),) * 3
+        frozen = [FROZEN] if kind else []
         inputs = []
         for _ in range(world):
-            grads = [torch.randn(s, generator=rng) for s in SHAPES]
-            if frozen is not None:
-                grads[frozen] = None
-            weights = [torch.randn(s, generator=rng) for s in SHAPES]
-            inputs.append({"weights": weights, "gradients": grads})
-        without = "" if frozen is None else ", one parameter frozen"
-        return Case(world_name(world) + without, inputs, "" if frozen is None else "frozen")
+            steps = [
+                {"model": model, "gradients": _drawn(rng, shapes), "turned": bool(number)}
+                for number, (model, shapes) in enumerate([(0, SHAPES), (0, SHAPES), (1, OTHER)])
+            ]
+            for step, missing in zip(steps, without, strict=True):
+                for index in missing:
+                    step["gradients"][index] = None
+            if kind:  # the second model has no such parameter
+                steps.pop()
+            models = [_drawn(rng, SHAPES), _drawn(rng, OTHER)]
+            inputs.append({"models": models, "steps": steps, "frozen": frozen})
+        says = ", parameters without a gradient" if kind else ""
+        return Case(world_name(world) + says, inputs, kind)
 
-    return [case(1), case(2), case(3), case(4), case(3, frozen=1)]
+    return [case(3), case(4), case(2), case(1), case(3, "frozen")]
 
 
 def _average_values(seen: Observed) -> str | None:
-    world, inputs = seen.case.world, seen.case.inputs
     for rank, got in enumerate(seen.data):
-        for index in range(len(SHAPES)):
-            what = f"Rank {rank}'s gradient {index}"
-            mine, now = inputs[rank]["gradients"][index], got["gradients"][index]
-            if not close(got["weights"][index], inputs[rank]["weights"][index], bitwise=True):
-                return f"Rank {rank}'s parameter {index} has changed: average its .grad."
-            if mine is None:
-                if now is not None:
-                    return f"{what} was None, for the parameter is frozen, and is not any more."
-                continue
-            stack = torch.stack([r["gradients"][index] for r in inputs])
-            if (wrong := differs(now, stack.mean(0), what)) is None:
-                continue
-            if world > 1 and close(now, stack.sum(0)):
-                return f"{what} is the sum over the ranks. Divide by their number."
-            if close(now, stack.sum(0) / 2):
-                return f"{what} is half of the sum, on {world} ranks. Ask how many there are."
-            if close(now, mine):
-                return f"{what} is the rank's own: nothing was averaged, or not in place."
-            return wrong
+        if got["changed"]:
+            return f"Rank {rank}'s {got['changed'][0]} has changed: average its .grad."
+        steps = zip(seen.case.inputs[rank]["steps"], got["gradients"], strict=True)
+        for step, (mine, now) in enumerate(steps):
+            every = [inputs["steps"][step]["gradients"] for inputs in seen.case.inputs]
+            for index, own in enumerate(mine["gradients"]):
+                what = f"Rank {rank}'s gradient {index} in call {step}"
+                if own is None and now[index] is not None:
+                    return f"{what} was None, for the parameter is frozen or unused, and is not."
+                stack = None if own is None else torch.stack([grads[index] for grads in every])
+                if own is not None and (wrong := _average_value(now[index], stack, rank, what)):
+                    return wrong
     return None
 
 
-def _gradient_elements(case: Case) -> int:
-    return sum(g.numel() for g in case.inputs[0]["gradients"] if g is not None)
+def _average_value(got: Any, stack: torch.Tensor, rank: int, what: str) -> str | None:
+    """stack: (N, *shape), the gradient on all ranks."""
+    total, world = stack.sum(0), len(stack)
+    mistakes = {
+        "is the sum over the ranks. Divide by their number.": total,
+        f"is half of the sum, on {world} ranks. Ask how many there are.": total / 2,
+        "was divided twice by the number of ranks.": total / world**2,
+        "is the rank's own: nothing was averaged, or it did not come back.": stack[rank],
+    }
+    return explain(got, total / world, what, mistakes)
 
 
 def _average_reduced(seen: Observed) -> str | None:
-    flat = "lay the gradients end to end in one buffer and all_reduce it."
-    if wrong := _one_collective(_gradient_elements, flat)(seen):
-        return wrong
-    for rank in range(seen.case.world):
-        if (op := seen.ops(rank)[0]) != "all_reduce":
-            return f"Rank {rank} called {op}. An all_reduce adds on the way and sends less."
-    return None
+    most = [
+        sum(g.numel() for g in step["gradients"] if g is not None)
+        for step in seen.case.inputs[0]["steps"]
+    ]
+    why = "all gradients can travel as one tensor."
+    return _one_each(seen, most, why, "all_reduce")
 
 
 AVERAGE = Task(
@@ -225,95 +290,97 @@ AVERAGE = Task(
     cases=_average_cases,
     aspects=(
         Aspect("every rank has the mean over the ranks", 2, _average_values, on=("",)),
-        Aspect("a frozen parameter keeps no gradient", 1, _average_values, on=("frozen",)),
+        Aspect("who has no gradient keeps none", 1, _average_values, on=("frozen",)),
         Aspect("one all-reduce of all gradients", 2, _average_reduced),
     ),
     hints=(
         "A collective costs latency each time. How can many tensors travel as one?",
         "torch.cat of flattened gradients is one buffer. `split` and `view_as` bring back the "
         "shapes.",
-        "buffer = cat of p.grad.flatten() for those with a gradient; all_reduce; buffer /= world; "
-        "for "
-        "each: p.grad.copy_(piece.view_as(p.grad)).",
+        "A buffer of those that are not None, end to end; one all_reduce of it; its mean; each "
+        "piece in its shape, back where it came from.",
     ),
     debrief="One buffer must wait for the last gradient. DDP takes several of 25 MB each and "
-    "sends the "
-    "first while backward still computes the rest (lesson 05).",
+    "sends the first while backward still computes the rest (lesson 05).",
 )
 
 # -- 03.weighted_mean ------------------------------------------------------------------------------
 
 
 def _mean_cases(rng: torch.Generator) -> list[Case]:
-    def case(*samples: int, kind: str = "") -> Case:
+    def case(*samples: int, then: Sequence[int], kind: str = "") -> Case:
         inputs = [
-            {"gradients": [torch.randn(s, generator=rng) for s in SHAPES], "samples": n}
-            for n in samples
+            {
+                "gradients": _drawn(rng, SHAPES),
+                "samples": n,
+                "later": [{"gradients": _drawn(rng, OTHER), "samples": m}],
+            }
+            for n, m in zip(samples, then, strict=True)
         ]
         counts = ", ".join(map(str, samples))
         return Case(f"{world_name(len(samples))} with {counts} samples", inputs, kind)
 
     return [
-        case(4),
-        case(4, 4),
-        case(4, 4, 4),
-        case(2, 7, kind="unequal"),
-        case(5, 1, 3, 6, kind="unequal"),
-        case(5, 0, 3, kind="unequal"),
+        case(4, 4, 4, then=(1, 1, 1)),
+        case(4, 4, then=(7, 7)),
+        case(4, then=(3,)),
+        case(2, 7, kind="unequal", then=(0, 5)),
+        case(5, 1, 3, 6, kind="unequal", then=(100, 1, 30, 7)),
+        case(5, 0, 3, kind="unequal", then=(0, 0, 2)),
     ]
 
 
-def _weighted(case: Case) -> list[torch.Tensor]:
-    total = sum(rank["samples"] for rank in case.inputs)
-    parts = [[g * (r["samples"] / total) for g in r["gradients"]] for r in case.inputs]
-    return [torch.stack(same).sum(0) for same in zip(*parts, strict=True)]
+def _turns(rank: dict[str, Any]) -> list[dict[str, Any]]:
+    """The first call and the later ones, of a rank's inputs or of its data."""
+    return [rank, *rank.get("later", ())]
 
 
 def _mean_values(seen: Observed) -> str | None:
-    wanted = _weighted(seen.case)
-    stacks = [
-        torch.stack(same) for same in zip(*(r["gradients"] for r in seen.case.inputs), strict=True)
-    ]
-    for rank, got in enumerate(seen.data):
-        for index, (tensor, right) in enumerate(zip(got["gradients"], wanted, strict=True)):
-            stack, what = stacks[index], f"Rank {rank}'s gradient {index}"
-            if (wrong := differs(tensor, right, what)) is None:
-                continue
-            if seen.case.world > 1 and close(tensor, stack.sum(0)):
-                return f"{what} is the sum over the ranks: divide by the number of samples in all."
-            if close(tensor, stack.mean(0)):
-                return _mean_of_means(seen.case)
-            if close(tensor, stack[rank]):
-                return f"{what} is what the rank began with: the result must be in place."
-            return wrong
+    turns = list(zip(*map(_turns, seen.case.inputs), strict=True))
+    for rank, data in enumerate(seen.data):
+        for ranks, got in zip(turns, _turns(data), strict=True):
+            every = zip(*(r["gradients"] for r in ranks), strict=True)
+            stacks = [torch.stack(same) for same in every]
+            samples = torch.tensor([float(r["samples"]) for r in ranks])
+            for index, (now, stack) in enumerate(zip(got["gradients"], stacks, strict=True)):
+                what = f"Rank {rank}'s gradient {index}"
+                if wrong := _mean_value(now, stack, samples, rank, what):
+                    return wrong
+            if got["in_place"] is not True:
+                return (
+                    f"Rank {rank}'s list holds new tensors: write into those that were in it, for "
+                    "the model holds them, too."
+                )
     return None
 
 
-def _mean_of_means(case: Case) -> str:
-    samples = [rank["samples"] for rank in case.inputs]
-    few = min(range(case.world), key=lambda rank: samples[rank])
-    return (
-        f"Your result is the mean of the ranks' means. Rank {few} had {samples[few]} of "
-        f"{sum(samples)} samples and got 1/{case.world} of the weight."
+def _mean_value(
+    got: Any, stack: torch.Tensor, samples: torch.Tensor, rank: int, what: str
+) -> str | None:
+    """stack: (N, *shape), the gradient on all ranks. samples: (N,)."""
+    world, total = len(stack), samples.sum()
+    weighted = torch.tensordot(samples, stack, 1)
+    few = int(samples.argmin())
+    means = (
+        f"Your result is the mean of the ranks' means. Rank {few} had {int(samples[few])} of "
+        f"{int(total)} samples and got 1/{world} of the weight."
     )
+    mistakes = {
+        "is the sum over the ranks: divide by the number of samples in all.": stack.sum(0),
+        "is the sum over all samples: divide by their number.": weighted,
+        means: stack.mean(0),
+        "is the sum over all samples, divided by the number of ranks.": weighted / world,
+        f"is half of the sum of the means, on {world} ranks.": stack.sum(0) / 2,
+        "is what the rank began with: the result must be in place.": stack[rank],
+    }
+    wrong = explain(got, weighted / total, what, mistakes)
+    return means if wrong and wrong.endswith(means) else wrong
 
 
 def _mean_calls(seen: Observed) -> str | None:
-    numel = sum(torch.Size(shape).numel() for shape in SHAPES)
-    for rank in range(seen.case.world):
-        calls = seen.calls(rank)
-        if len(calls) != 1:
-            made = ", ".join(call.op for call in calls) or "none"
-            return (
-                f"Rank {rank} made {len(calls)} calls ({made}), "
-                "and one is enough: lay the gradients, and what else must be added up, end to end."
-            )
-        if calls[0].op != "all_reduce" or calls[0].elements > numel + 1:
-            return (
-                f"Rank {rank} called {calls[0].op} on {calls[0].elements} elements; one all_reduce "
-                f"of {numel} gradient elements and the number of samples does it."
-            )
-    return None
+    most = [sum(g.numel() for g in turn["gradients"]) + 1 for turn in _turns(seen.case.inputs[0])]
+    why = "lay the gradients, and what else must be added up, end to end."
+    return _one_each(seen, most, why, "all_reduce")
 
 
 WEIGHTED_MEAN = Task(
@@ -341,117 +408,146 @@ WEIGHTED_MEAN = Task(
 
 # -- 03.rank_indices -------------------------------------------------------------------------------
 
+LONG = {1: 199, 2: 203, 3: 200, 4: 201}  # samples: no world divides its own
+EPOCHS = (0, 1, 2, 9)  # then epoch 0 again, then epoch 0 of another seed
+
 
 def _index_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, length: int, evaluate: bool) -> Case:
+    def case(world: int, evaluate: bool) -> Case:
         seed = int(torch.randint(1000, (), generator=rng))
-        inputs = [{"length": length, "seed": seed, "evaluate": evaluate} for _ in range(world)]
+        long = LONG[world]
+        calls = [[long, epoch, seed, evaluate] for epoch in (*EPOCHS, 0)]
+        calls.append([long, 0, seed + 1, evaluate])
+        calls += [[length, 1, seed, evaluate] for length in (world, world + 1, 4 * world)]
         word = "evaluation" if evaluate else "training"
-        return Case(f"{world_name(world)}, {length} samples, {word}", inputs, word)
+        return Case(f"{world_name(world)}, {word}", [{"calls": calls}] * world, word)
 
-    return [case(1, 24, False), case(2, 40, False), case(3, 41, False), case(4, 30, False),
-            case(2, 40, True), case(3, 41, True), case(4, 30, True)]  # fmt: skip
-
-
-def _epochs(seen: Observed, number_: int) -> list[list[int]]:
-    """What each rank got in this epoch."""
-    return [rank["epochs"][number_] for rank in seen.data]
+    return [case(3, False), case(4, False), case(2, False), case(1, False),
+            case(3, True), case(4, True), case(1, True)]  # fmt: skip
 
 
-def _train_values(seen: Observed) -> str | None:
-    world, length = seen.case.world, seen.case.inputs[0]["length"]
-    dealt = _epochs(seen, 0)
-    every = [index for rank in dealt for index in rank]
-    if missing := set(range(length)) - set(every):
-        if len(every) == len(set(every)) and len(missing) < world:
-            return (
-                f"{len(missing)} samples are never seen: repeat some instead of dropping the tail."
-            )
-        if world > 1 and len(set(every)) < len(every):
-            return (
-                f"{len(every) - len(set(every))} samples come twice and {len(missing)} never: the "
-                "ranks shuffled in different orders. All must draw the same one."
-            )
-        return f"{len(missing)} of {length} samples are never seen."
+Dealt = list[list[int]]  # by rank
+
+
+def _dealt(seen: Observed, call: int) -> Dealt:
+    return [[whole(index) for index in got["dealt"][call]] for got in seen.data]
+
+
+def _lists(judge: Callable[[Dealt, int], str | None]) -> Callable[[Observed], str | None]:
+    """A judge of what is dealt in each call; before it, whether that is lists of ints."""
+
+    def over_calls(seen: Observed) -> str | None:
+        for number, (length, epoch, _, _) in enumerate(seen.case.inputs[0]["calls"]):
+            for rank, got in enumerate(seen.data):
+                if got["types"][number] != "list":
+                    return f"Rank {rank} returned a {got['types'][number]}, not a list of ints."
+                if any(whole(index) is None for index in got["dealt"][number]):
+                    return f"Rank {rank} returned a list of something else than ints."
+            if wrong := judge(_dealt(seen, number), length):
+                return f"Of {length} samples in epoch {epoch}, {wrong}"
+        return None
+
+    return over_calls
+
+
+@_lists
+def _train_values(dealt: Dealt, length: int) -> str | None:
+    every = Counter(index for rank in dealt for index in rank)
+    world, counts = len(dealt), [len(rank) for rank in dealt]
     if set(every) - set(range(length)):
-        return f"There are indices that are not among 0 to {length - 1}."
-    if len({len(rank) for rank in dealt}) > 1:
-        return f"The ranks got {[len(r) for r in dealt]} samples: a rank with more waits for ever."
-    if len(every) > -(-length // world) * world:
-        if all(len(rank) == length for rank in dealt):
-            return "Every rank sees the whole data set: N times the work for the same epoch."
-        return "More samples are repeated than it takes to give every rank as many."
+        return f"some were not among 0 to {length - 1}."
+    if missing := length - len(every):
+        return _missing(dealt, missing)
+    if len(set(counts)) > 1:
+        return f"the ranks got {counts}: a rank with more waits for ever."
+    if world > 1 and min(counts) >= length:
+        return "every rank got all: N times the work for the same epoch."
+    if sum(counts) > -(-length // world) * world:
+        return "more came again than it takes to give every rank as many."
+    if (most := max(every.values())) > 2:
+        return f"one came {most} times. What comes again should come twice at most."
+    return None
+
+
+def _missing(dealt: Dealt, missing: int) -> str:
+    twice = [rank for rank, mine in enumerate(dealt) if len(set(mine)) < len(mine)]
+    repeated = sum(map(len, dealt)) - len({index for rank in dealt for index in rank})
+    if twice:
+        return f"rank {twice[0]} got one twice, and {missing} never came."
+    if repeated:
+        return (
+            f"{repeated} came twice and {missing} never: the ranks shuffled in different orders. "
+            "All must draw the same one."
+        )
+    return f"{missing} never came. None may be left out."
+
+
+@_lists
+def _eval_values(dealt: Dealt, length: int) -> str | None:
+    every = Counter(index for rank in dealt for index in rank)
+    if twice := every.total() - len(every):
+        return f"{twice} came twice: padding is counted twice in what is measured."
+    if missing := len(set(range(length)) - set(every)):
+        return f"{missing} were never evaluated."
+    if len(every) > length:
+        return f"some were not among 0 to {length - 1}."
+    counts = [len(rank) for rank in dealt]
+    if max(counts) - min(counts) > 1:
+        return f"the ranks got {counts} to evaluate: the fullest works while others wait."
     return None
 
 
 def _shuffled(seen: Observed) -> str | None:
-    first, second, again = (_epochs(seen, number_) for number_ in (0, 1, 2))
-    other = [rank["other"] for rank in seen.data]  # another seed's epoch 0
+    first, *others, again, reseeded = (_dealt(seen, call) for call in range(len(EPOCHS) + 2))
     if first != again:
-        return (
-            "Epoch 0 was asked for twice and came in two orders. Take seed + epoch, nothing else."
-        )
-    for rank, indices in enumerate(first):
-        if indices == sorted(indices):
+        return "Epoch 0 was asked for twice and came in two orders."
+    for rank, mine in enumerate(first):
+        if mine == sorted(mine):
             return f"Rank {rank} gets its samples in ascending order: they are not shuffled."
-        if indices == second[rank]:
-            return f"Rank {rank} gets the same samples in the same order in epochs 0 and 1."
-        if indices == other[rank]:
+        for epoch, other in zip(EPOCHS[1:], others, strict=True):
+            if mine == other[rank]:
+                return (
+                    f"Rank {rank} gets the same samples in the same order in epochs 0 and {epoch}."
+                )
+            if seen.case.world > 1 and set(mine) == set(other[rank]):
+                return (
+                    f"Rank {rank} gets the same samples in epochs 0 and {epoch}, in another order: "
+                    "it never sees the others'."
+                )
+        if mine == reseeded[rank]:
             return f"Rank {rank} gets the same order from two seeds: the seed is not used."
-    for words, dealt in (("Epoch 1", second), ("Another seed", other)):
-        if _what_is_dealt(dealt) != _what_is_dealt(first):
-            return f"{words} deals other samples, or other numbers of them, than epoch 0 did."
-    if seen.case.world == 1:  # where the whole order is seen
-        order = first[0]
-        for words, like in (
-            ("Epoch 0 is 0, 1, 2, ...", list(range(len(order)))),
-            ("Epoch 1 is epoch 0", second[0]),
-            ("Another seed's order is this one's", other[0]),
-        ):
-            if _turned(order, like):
-                return f"{words}, begun elsewhere or read backwards: that is not shuffled."
+    return _patterned(first, others, reseeded) if seen.case.world == 1 else None
+
+
+def _patterned(first: Dealt, others: Sequence[Dealt], reseeded: Dealt) -> str | None:
+    """Whether an order follows from another. One rank alone, which sees the whole order."""
+    known = {"Another seed's order": reseeded[0]}
+    known |= {f"Epoch {n}": dealt[0] for n, dealt in zip(EPOCHS[1:], others, strict=True)}
+    for words, order in {"Epoch 0": first[0], **known}.items():
+        if _follows(order, sorted(order)):
+            return f"{words} is 0, 1, 2, ... by a simple rule: that is not shuffled."
+        if order is not first[0] and _follows(order, first[0]):
+            return f"{words} follows from epoch 0 by a simple rule: that is not shuffled anew."
     return None
 
 
-def _what_is_dealt(ranks: list[list[int]]) -> tuple[set[int], list[int]]:
-    """All samples, and how many each rank gets."""
-    return {index for rank in ranks for index in rank}, [len(rank) for rank in ranks]
-
-
-def _turned(order: list[int], other: list[int]) -> bool:
-    """Whether two orders are one, but for where they begin and which way they go."""
-    if len(order) != len(other):
-        return False
-    starts = range(len(order))
-    return any(order[k:] + order[:k] in (other, other[::-1]) for k in starts)
-
-
-def _eval_values(seen: Observed) -> str | None:
-    length = seen.case.inputs[0]["length"]
-    every = [index for rank in _epochs(seen, 0) for index in rank]
-    twice = len(every) - len(set(every))
-    if twice and set(every) == set(range(length)):
-        return f"{twice} samples come twice: padding is counted twice in what is measured."
-    if missing := set(range(length)) - set(every):
-        return f"{len(missing)} of {length} samples are never evaluated."
-    if sorted(every) != list(range(length)):
-        return "Not each sample comes exactly once."
-    counts = [len(rank) for rank in _epochs(seen, 0)]
-    if max(counts) - min(counts) > 1:
-        return f"The ranks got {counts} samples to evaluate: the fullest works while others wait."
-    return None
+def _follows(order: list[int], other: list[int]) -> bool:
+    """Whether few different steps lead through `other` in this order: begun elsewhere, backwards,
+    every seventh, in blocks. In a random order about 63% of the steps differ.
+    """
+    place = {index: at for at, index in enumerate(other)}
+    steps = {(place[b] - place[a]) % len(order) for a, b in pairwise(order)}
+    return len(steps) < len(order) / 3
 
 
 def _no_trace(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
-        if calls := seen.ops(rank):
-            return f"Rank {rank} called {calls[0]}. The same seed gives the same order for nothing."
-        if got["disturbed"] is not False:
+        if got["drew_from"]:
             return (
-                "The answer drew from torch's global generator, which dropout uses. Take a "
-                "torch.Generator of its own."
+                f"Rank {rank} drew from {got['drew_from'][0]}'s global generator, which others "
+                "use, too. Take a generator of its own."
             )
-    return None
+    return silent(seen, "Who knows the seed knows the order.")
 
 
 INDICES = Task(
@@ -465,103 +561,116 @@ INDICES = Task(
         Aspect("training: all samples, as many on every rank", 2, _train_values, on=("training",)),
         Aspect("a new order in each epoch, the same on all ranks", 1, _shuffled, on=("training",)),
         Aspect("evaluation: each sample exactly once", 1, _eval_values, on=("evaluation",)),
-        Aspect("no collective, no trace in the global generator", 1, _no_trace),
+        Aspect("no collective, no trace in the global generators", 1, _no_trace),
     ),
     hints=(
         "How can all ranks know the same shuffled order without sending it?",
-        "torch.randperm takes a generator. Deal its result like cards: rank r takes r, r + N, ...",
-        "order = randperm(length, generator seeded with seed + epoch).tolist(); to train, append "
-        "its "
-        "own beginning until N divides it; return order[rank::world].",
+        "torch.randperm takes a generator. What must the generator's seed depend on, and on what "
+        "must it not?",
+        "Every rank makes the whole order, the same one. To train, it grows until N divides it; "
+        "then it is dealt like cards.",
     ),
     debrief="torch's DistributedSampler pads in both cases, so a plain evaluation loop counts "
-    "samples "
-    "twice; and it needs set_epoch(epoch), or every epoch has the same order.",
+    "samples twice; and it needs set_epoch(epoch), or every epoch has the same order.",
 )
 
 # -- 03.batch_norm ---------------------------------------------------------------------------------
 
-CHANNELS = 3
-
 
 def _norm_cases(rng: torch.Generator) -> list[Case]:
-    def case(*rows: int, offset: float = 0.0, kind: str = "") -> Case:
-        weight, bias = (torch.rand(CHANNELS, generator=rng) + 0.5 for _ in range(2))
-        inputs = [
+    def call(rows: Sequence[int], channels: int, eps: float, offset: float) -> list[dict[str, Any]]:
+        weight, bias = _drawn(rng, [(channels,)] * 2)
+        return [
             {
-                "x": torch.randn(n, CHANNELS, generator=rng) * (r + 1) + r + offset,
-                "weight": weight,
+                "x": torch.randn(n, channels, generator=rng) * (r + 1) + r + offset,
+                "weight": weight + torch.sign(weight),
                 "bias": bias,
-                "eps": 0.1,
+                "eps": eps,
             }
             for r, n in enumerate(rows)
         ]
+
+    def case(*rows: int, then: Sequence[int], offset: float = 0.0, kind: str = "") -> Case:
+        calls = zip(call(rows, 3, 0.1, offset), call(then, 5, 0.4, offset), strict=True)
         far = f", values near {offset:,.0f}" if offset else ""
         counts = ", ".join(map(str, rows))
-        return Case(f"{world_name(len(rows))} with {counts} rows{far}", inputs, kind)
+        says = f"{world_name(len(rows))} with {counts} rows{far}"
+        return Case(says, [{"calls": list(both)} for both in calls], kind)
 
-    return [case(8), case(6, 6), case(5, 5, 5), case(4, 9, kind="unequal"),
-            case(7, 1, 4, 3, kind="unequal"), case(6, 9, offset=3000.0, kind="far")]  # fmt: skip
+    return [
+        case(5, 5, 5, then=(8, 8, 8)),
+        case(6, 6, then=(3, 3)),
+        case(8, then=(4,)),
+        case(7, 1, 4, 3, then=(1, 2, 9, 2), kind="unequal"),
+        case(6, 0, 5, then=(1, 0, 0), kind="unequal"),
+        case(6, 9, then=(20, 3), offset=3000.0, kind="far"),
+    ]
 
 
-def _normal(case: Case, rank: int, mean: Any, var: Any, *, outside: bool = False) -> torch.Tensor:
-    """What this rank would return, had it used this mean and this variance, both (channels,)."""
-    own = case.inputs[rank]
-    x = own["x"].double()
-    scale = var.sqrt() + own["eps"] if outside else (var + own["eps"]).sqrt()
-    return ((x - mean) / scale * own["weight"] + own["bias"]).float()
+def _normal(call: dict[str, Any], mean: Any, var: Any, *, outside: bool = False) -> torch.Tensor:
+    """What a rank would return, had it used this mean and this variance, both (channels,)."""
+    scale = var.sqrt() + call["eps"] if outside else (var + call["eps"]).sqrt()
+    return ((call["x"].double() - mean) / scale * call["weight"] + call["bias"]).float()
 
 
 def _norm_values(seen: Observed) -> str | None:
-    case = seen.case
-    parts = [rank["x"].double() for rank in case.inputs]
-    whole = torch.cat(parts)
-    mean, var = whole.mean(0), whole.var(0, unbiased=False)
-    # far from zero, sums of squared distances in float32 are off by up to 3e-4, E[x²] - E[x]² by
-    # 6e-3 or more
-    rtol = 1.5e-3 if case.kind == "far" else 2e-4
     for rank, got in enumerate(seen.data):
-        wanted = _normal(case, rank, mean, var)
-        if (wrong := differs(got["y"], wanted, f"Rank {rank}'s output", rtol=rtol)) is None:
-            continue
-        mine = parts[rank]
-        means = torch.stack([part.mean(0) for part in parts])
-        variances = torch.stack([part.var(0, unbiased=False) for part in parts])
-        known = {
+        for number, y in enumerate(got["y"]):
+            calls = [inputs["calls"][number] for inputs in seen.case.inputs]
+            # far from zero, sums of squared distances in float32 are off by up to 3e-4,
+            # E[x²] - E[x]² by 6e-3 or more
+            rtol = 1.5e-3 if seen.case.kind == "far" else 2e-4
+            if wrong := _norm_value(y, calls, rank, rtol):
+                return wrong
+    return unchanged(seen)
+
+
+def _norm_value(y: Any, calls: list[dict[str, Any]], rank: int, rtol: float) -> str | None:
+    """calls: of all ranks."""
+    parts = [call["x"].double() for call in calls if len(call["x"])]
+    whole_, own = torch.cat(parts), calls[rank]["x"].double()
+    mean, var = whole_.mean(0), whole_.var(0, unbiased=False)
+    what, wanted = f"Rank {rank}'s output", _normal(calls[rank], mean, var)
+    if (wrong := differs(y, wanted, what, rtol=rtol)) is None:
+        return None
+    means = torch.stack([part.mean(0) for part in parts])
+    variances = torch.stack([part.var(0, unbiased=False) for part in parts])
+    normal = partial(_normal, calls[rank])
+    known = {
+        "divided the variance by the rows less one; BatchNorm divides by the rows": (
+            normal(mean, whole_.var(0, unbiased=True))
+        ),
+        "added eps to the standard deviation; it belongs to the variance": (
+            normal(mean, var, outside=True)
+        ),
+    }
+    if len(parts) > 1:  # alone, the others come to the same
+        known |= {
             "used its own statistics, not those of all rows": (
-                mine.mean(0),
-                mine.var(0, unbiased=False),
+                normal(own.mean(0), own.var(0, unbiased=False))
             ),
             "used the mean of the ranks' means: ranks with more rows must weigh more": (
-                means.mean(0),
-                (variances + means**2).mean(0) - means.mean(0) ** 2,
+                normal(means.mean(0), (variances + means**2).mean(0) - means.mean(0) ** 2)
             ),
             "used the mean of the ranks' variances, which leaves out that their means differ": (
-                mean,
-                variances.mean(0),
-            ),
-            "divided the variance by the rows less one; BatchNorm divides by the rows": (
-                mean,
-                whole.var(0, unbiased=True),
+                normal(mean, variances.mean(0))
             ),
         }
-        for words, (m, v) in known.items():
-            told = case.world > 1 or "divided" in words  # alone, the others come to the same
-            if told and close(got["y"], _normal(case, rank, m, v), rtol=2e-4):
-                return f"Rank {rank} {words}."
-        if close(got["y"], _normal(case, rank, mean, var, outside=True), rtol=2e-4):
-            return f"Rank {rank} added eps to the standard deviation; it belongs to the variance."
-        if case.kind == "far":
-            return (
-                f"{wrong} E[x²] - E[x]² loses its digits where the mean is large: add up in "
-                "float64, or send each rank's mean and squared distances from it."
-            )
-        return wrong
-    return None
+    for words, like in known.items():
+        if close(y, like, rtol=2e-4):
+            return f"Rank {rank} {words}."
+    if rtol > 1e-3:
+        return (
+            f"{wrong} E[x²] - E[x]² loses its digits where the mean is large: add up in "
+            "float64, or send each rank's mean and squared distances from it."
+        )
+    return wrong
 
 
-def _norm_elements(case: Case) -> int:
-    return 4 * CHANNELS * case.world  # an all_gather of count, mean and squares is as good
+def _norm_calls(seen: Observed) -> str | None:
+    # an all_gather of count, mean and squares of each channel is as good as a sum
+    most = [4 * call["x"].shape[1] * seen.case.world for call in seen.case.inputs[0]["calls"]]
+    return _one_each(seen, most, "lay count, sums and sums of squares end to end.")
 
 
 BATCH_NORM = Task(
@@ -575,84 +684,95 @@ BATCH_NORM = Task(
         Aspect("equal batches: statistics of all rows", 2, _norm_values, on=("",)),
         Aspect("unequal batches", 1, _norm_values, on=("unequal",)),
         Aspect("values far from zero", 1, _norm_values, on=("far",)),
-        Aspect(
-            "one collective of a few numbers per channel",
-            2,
-            _one_collective(_norm_elements, "lay count, sums and sums of squares end to end."),
-        ),
+        Aspect("one collective of a few numbers per channel", 2, _norm_calls),
     ),
     hints=(
         "Which numbers of each rank, added up, give both the mean and the variance of all rows?",
         "Rows, sum, sum of squares: 2C + 1 numbers. The variance is E[x²] - E[x]². What happens "
-        "to it "
-        "when the mean is 3,000 and the spread is 1?",
+        "to it when the mean is 3,000 and the spread is 1?",
         "Make the three sums in float64, torch.cat, one all_reduce; mean = sum / rows, "
-        "var = squares / rows - mean², then (x - mean) / sqrt(var + eps) * weight + bias in "
-        "float32.",
+        "var = squares / rows - mean², then the formula, and back to float32.",
     ),
     debrief="SyncBatchNorm gathers mean, inverse deviation and count of each rank in one "
-    "all_gather, "
-    "and backward has one all_reduce more. It runs on GPUs alone.",
+    "all_gather, and backward has one all_reduce more. It runs on GPUs alone.",
 )
 
 # -- 03.f1 -----------------------------------------------------------------------------------------
 
+# TP, FP, FN and TN of a rank: more than a byte counts, and FP and FN differ in every sum
+COUNTS = ((300, 25, 110, 30), (5, 14, 20, 8), (33, 2, 9, 41), (1, 7, 3, 50))
+
 
 def _f1_cases(rng: torch.Generator) -> list[Case]:
-    def case(*samples: int, rate: float = 0.4, kind: str = "", never: bool = False) -> Case:
-        inputs = []
-        for rank, n in enumerate(samples):
-            labels = torch.rand(n, generator=rng) < rate / (rank + 1)
-            wrong = torch.rand(n, generator=rng) < 0.3
-            predicted = torch.zeros(n, dtype=torch.bool) if never else labels ^ wrong
-            inputs.append({"predicted": predicted, "labels": labels & (not never)})
-        says = f"{world_name(len(samples))} with {', '.join(map(str, samples))} samples"
-        return Case(says + (", no positive anywhere" if never else ""), inputs, kind)
+    def samples(tp: int, fp: int, fn: int, tn: int) -> dict[str, torch.Tensor]:
+        order = torch.randperm(tp + fp + fn + tn, generator=rng)
+        predicted = torch.tensor([True] * (tp + fp) + [False] * (fn + tn))
+        labels = torch.tensor([True] * tp + [False] * fp + [True] * fn + [False] * tn)
+        return {"predicted": predicted.bool()[order], "labels": labels.bool()[order]}
 
-    return [case(50), case(45, 32), case(30, 50, 20), case(60, 9, 40, 25), case(40, 0, kind="edge"),
-            case(8, 9, 3, kind="edge", never=True)]  # fmt: skip
+    def case(*calls: Sequence[tuple[int, int, int, int]], kind: str = "", says: str = "") -> Case:
+        inputs = [{"calls": [samples(*c) for c in mine]} for mine in zip(*calls, strict=True)]
+        return Case(world_name(len(inputs)) + says, inputs, kind)
+
+    none, two = (0, 0, 0, 0), (0, 4, 1, 6)
+    return [
+        *(case(COUNTS[:n], COUNTS[:n][::-1], COUNTS[4 - n :]) for n in (3, 4, 2, 1)),
+        case((none, (7, 3, 5, 4), none), (none, none, (5, 0, 0, 3)), kind="edge",
+             says=", some of them without samples"),
+        case(((0, 0, 0, 8), (0, 0, 0, 9), none), (two, none, two), (none, none, none), kind="edge",
+             says=", nothing that is positive, or no hit"),
+    ]  # fmt: skip
 
 
-def _f1_of(predicted: torch.Tensor, labels: torch.Tensor) -> float:
-    hits = int((predicted & labels).sum())
-    total = int(predicted.sum()) + int(labels.sum())
-    return 2 * hits / total if total else 0.0
+def _f1_of(tp: float, fp: float, fn: float) -> float:
+    return 2 * tp / (2 * tp + fp + fn) if tp else 0.0
 
 
 def _f1_values(seen: Observed) -> str | None:
-    ranks = seen.case.inputs
-    predicted = torch.cat([rank["predicted"] for rank in ranks])
-    labels = torch.cat([rank["labels"] for rank in ranks])
-    right = _f1_of(predicted, labels)
-    parts = [_f1_of(rank["predicted"], rank["labels"]) for rank in ranks]
-    hits = int((predicted & labels).sum())
-    sizes = [len(rank["labels"]) for rank in ranks]
-    known = {
-        "the mean of the ranks' F1 values; a mean of ratios is no ratio of sums": sum(parts)
-        / len(parts),
-        "a weighted mean of the ranks' F1 values; a mean of ratios is no ratio of sums": sum(
-            part * size for part, size in zip(parts, sizes, strict=True)
-        )
-        / sum(sizes),
-        "the accuracy": (predicted == labels).double().mean().item(),
-        "the precision": hits / max(int(predicted.sum()), 1),
-        "the recall": hits / max(int(labels.sum()), 1),
+    for number in range(len(seen.case.inputs[0]["calls"])):
+        calls = [inputs["calls"][number] for inputs in seen.case.inputs]
+        table = torch.tensor([_counts(**call) for call in calls])  # (N, 4)
+        for rank, got in enumerate(seen.data):
+            value, what = got["f1"][number], f"What rank {rank} returned"
+            mistakes = _f1_mistakes(table, rank)
+            right = _f1_of(*table.sum(0).tolist()[:3])
+            if wrong := explain_number(value, right, what, mistakes, rtol=2e-6):
+                if "nan" in wrong:
+                    return f"Rank {rank} returned nan. Where F1 would divide by 0, it is 0 here."
+                return wrong
+    return unchanged(seen)
+
+
+def _counts(predicted: torch.Tensor, labels: torch.Tensor) -> list[int]:
+    """TP, FP, FN, TN."""
+    pairs = ((predicted & labels), predicted & ~labels, ~predicted & labels, ~predicted & ~labels)
+    return [int(pair.sum()) for pair in pairs]
+
+
+def _f1_mistakes(table: torch.Tensor, rank: int) -> dict[str, float]:
+    """table: (N, 4), TP, FP, FN and TN of each rank."""
+    parts, sizes = [_f1_of(*row[:3]) for row in table.tolist()], table.sum(1).tolist()
+    tp, fp, fn, tn = table.sum(0).tolist()
+    ratios = "a mean of ratios is no ratio of sums."
+    weighted = sum(part * size for part, size in zip(parts, sizes, strict=True))
+    return {
+        f"is the mean of the ranks' F1 values; {ratios}": sum(parts) / len(parts),
+        f"is a weighted mean of the ranks' F1 values; {ratios}": weighted / max(sum(sizes), 1),
+        "is the sum of the ranks' F1 values.": sum(parts),
+        "is the accuracy.": (tp + tn) / max(sum(sizes), 1),
+        "is the precision.": tp / max(tp + fp, 1),
+        "is the recall.": tp / max(tp + fn, 1),
+        "takes TN for FN.": _f1_of(tp, fp, tn),
+        "takes TN for FP.": _f1_of(tp, tn, fn),
+        "takes TN for TP.": _f1_of(tn, fp, fn),
+        "is TP / (TP + FP + FN): TP counts twice in F1.": tp / max(tp + fp + fn, 1),
+        "is the F1 of its own samples.": parts[rank],
     }
-    for rank, got in enumerate(seen.data):
-        value = number(got["f1"])
-        if value is None:
-            return f"Rank {rank} returned {type(got['f1']).__name__}, and a number was expected."
-        if abs(value - right) < 1e-6:
-            continue
-        for words, like in known.items():
-            if abs(value - like) < 1e-6:
-                return f"Rank {rank} returned {words}."
-        if abs(value - parts[rank]) < 1e-6:
-            return f"Rank {rank} returned the F1 of its own samples."
-        if value != value:
-            return f"Rank {rank} returned nan. Without any positive, F1 is 0 here."
-        return f"Rank {rank} returned {value:.4f}, which is not the F1 of all samples."
-    return None
+
+
+def _f1_calls(seen: Observed) -> str | None:
+    most = [4 * seen.case.world] * len(seen.case.inputs[0]["calls"])
+    return _one_each(seen, most, "counts can be added; samples need not travel.")
 
 
 F1 = Task(
@@ -665,23 +785,17 @@ F1 = Task(
     aspects=(
         Aspect("the F1 of all samples", 2, _f1_values, on=("",)),
         Aspect("a rank without samples, a class without positives", 1, _f1_values, on=("edge",)),
-        Aspect(
-            "one collective, a few counts",
-            1,
-            _one_collective(
-                lambda case: 4 * case.world, "counts can be added; samples need not travel."
-            ),
-        ),
+        Aspect("one collective, a few counts", 1, _f1_calls),
     ),
     hints=(
         "Which numbers of each rank can be added without losing what F1 needs?",
-        "F1 = 2 TP / (2 TP + FP + FN). Three counts.",
-        "counts = torch.tensor([tp, fp, fn]); all_reduce; then the formula, and 0 if its divisor "
-        "is 0.",
+        "F1 = 2 TP / (2 TP + FP + FN). How many counts is that, and what do `&` and `~` of two "
+        "bool tensors give?",
+        "A tensor of the counts of this rank, added up over the ranks; then the formula, and 0 if "
+        "its divisor is 0.",
     ),
     debrief="torchmetrics keeps such counts as state with dist_reduce_fx='sum' and reduces when "
-    "you "
-    "ask for the value, not at every step.",
+    "you ask for the value, not at every step.",
 )
 
 TASKS = [SAME_START, AVERAGE, WEIGHTED_MEAN, INDICES, BATCH_NORM, F1]

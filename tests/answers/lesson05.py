@@ -421,7 +421,8 @@ def average_when_ready(model):
                 "            parameter.grad /= world\n",
                 "        flat = torch.cat([p.grad.flatten() for p in model.parameters()])\n"
                 "        dist.all_reduce(flat)\n"
-                "        for p, mean in zip(model.parameters(), flat.chunk(5)):\n"
+                "        for p, mean in zip(model.parameters(), flat.split(\n"
+                "                [p.numel() for p in model.parameters()])):\n"
                 "            p.grad = mean.view_as(p) / world\n",
             ),
             says="All gradients travel in one call",
@@ -628,7 +629,7 @@ PROMISES = {
         "every `.grad` is the mean over the ranks": (*MEAN, ""),
         "Each gradient is one all-reduce, made as soon as it is ready": (*READY, ""),
         "and nothing else is sent": (*READY, ""),
-        "which is sent once; ": (*ODD, "odd"),
+        "which is sent once": (*ODD, "odd"),
         "a frozen one has no gradient, and gets none": (*ODD, "odd"),
         "Weights stay as they are": (*MEAN, ""),
         "the same on every rank": None,
@@ -638,6 +639,37 @@ PROMISES = {
         "there may be two models": (*MEAN, ""),
         "None, zero, or those of the last one": (*MEAN, ""),
     },
+    "05.buckets": {
+        "The same, with fewer and larger messages": (*MEAN, ""),
+        "from the last to the first and put each into the current bucket": (*RIGHT_BUCKETS, ""),
+        "beyond `limit` elements": (*RIGHT_BUCKETS, ""),
+        "Each bucket is one all-reduce, sent when its gradients are there": (*RIGHT_BUCKETS, ""),
+        "and nothing else is sent": (*RIGHT_BUCKETS, ""),
+        "even if its gradients become ready in another order": (*ORDER, "order"),
+        "average the gradients bucket by bucket during backward": (*MEAN, ""),
+        "all its parameters get a gradient in every backward": None,
+        "unless one parameter alone has more": (*RIGHT_BUCKETS, ""),
+    },
+    "05.overlap": {
+        "at least half of the communication must happen": (*HIDDEN, "slow"),
+        "alone or together is your choice, and so is the collective": None,
+        "they cost no more bytes than an all-reduce of each, within backward": (*HIDDEN, ""),
+        "all gradients are final all the same": (*MEAN, "slow"),
+        "average the gradients over all ranks while backward goes on": (*MEAN, ""),
+        "every parameter gets a gradient in every backward": None,
+        "All have one dtype": None,
+    },
+    "05.no_sync": {
+        "backward sends nothing and gradients collect on each rank": (*SILENT, ""),
+        "averages all that has been collected": (*COLLECTED, ""),
+        "for no more bytes than an all-reduce of each gradient": (*SILENT, ""),
+        "all is quiet until the outermost ends": (*NESTED, "odd"),
+        "An exception comes out of a context": (*NESTED, "odd"),
+        "Other models are not concerned": (*NESTED, "odd"),
+        "every parameter gets a gradient in every backward;": None,
+        "all have one dtype": None,
+        "as often as one likes": (*COLLECTED, ""),
+    },
 }
 
 # ---- mutants of the solution that are right ----
@@ -645,6 +677,22 @@ PROMISES = {
 WORLD = "`world = dist.get_world_size()` -> the first one, kept"
 EQUIVALENT = {
     "05.hooks": {WORLD: "a job has one world"},
+    "05.buckets": {
+        WORLD: "a job has one world",
+        "`zip(bucket, flat.split([p.numel() for p in bucket]), stri...` -> "
+        "`zip(bucket, flat.split([p.numel() for p in bucket]))`": "not strict is the default",
+        "`True` -> `False`": "the same, said",
+    },
+    "05.overlap": {
+        WORLD: "a job has one world",
+        "`if not pending: torch.autograd.Variable._execution_engine...` -> if True": (
+            "called again, finish finds nothing left to do"
+        ),
+    },
+    "05.no_sync": {
+        WORLD: "a job has one world",
+        "`True` -> `False`": "silent holds something, whatever it is",
+    },
 }
 
 # ---- right answers that look different from the solution ----

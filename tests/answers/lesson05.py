@@ -9,7 +9,8 @@ RIGHT_BUCKETS = ("the right buckets, from the last layer to the first",)
 HIDDEN = ("at least half of the communication is hidden",)
 COLLECTED = ("the mean of the accumulated gradients",)
 SILENT = ("nothing is sent under no_sync",)
-FAILS = ("an exception leaves the switch as it was",)
+ORDER = ("ranks whose backward runs in another order",)
+NESTED = ("nested contexts, an exception, another model",)
 
 HOOKS = """
 def average_when_ready(model):
@@ -201,6 +202,71 @@ def average_when_ready(model):
             says="some travel more than once",
             loses=READY,
         ),
+        Wrong(
+            "a tied weight is sent for each of its layers",
+            """
+def average_when_ready(model):
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for name in names:
+        parameter = model.get_parameter(name)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+
+
+def average(parameter):
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+""",
+            says="some travel more than once",
+            loses=ODD,
+        ),
+        Wrong(
+            "only the first model gets hooks",
+            """
+DONE = []
+
+
+def average_when_ready(model):
+    def average(parameter):
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and not DONE:
+            parameter.register_post_accumulate_grad_hook(average)
+    DONE.append(model)
+""",
+            says="in model 2 is the rank's own",
+            loses=MEAN,
+        ),
+        Wrong(
+            "the sum is kept from step to step",
+            """
+def average_when_ready(model):
+    sums = {}
+
+    def average(parameter):
+        total = parameter.grad.clone()
+        dist.all_reduce(total)
+        sums[parameter] = sums.get(parameter, 0) + total / dist.get_world_size()
+        parameter.grad = sums[parameter]
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+""",
+            says="in step 2 is wrong",
+            loses=MEAN,
+        ),
+        Wrong(
+            "all gradients become float32",
+            hooks(
+                "total = parameter.grad.float().contiguous()\ndist.all_reduce(total)\n"
+                "parameter.grad.data = total / dist.get_world_size()"
+            ),
+            says="has dtype float32, and float64 was expected",
+            loses=MEAN,
+        ),
         Wrong("no hook does anything", hooks("pass"), "it was not averaged", MEAN),
         Wrong(
             "each alone, when backward is over",
@@ -231,7 +297,7 @@ def average_when_ready(model):
         Wrong(
             "one bucket for each parameter",
             buckets(limit="0"),
-            says="buckets were to be sent",
+            says="one for each parameter",
             loses=RIGHT_BUCKETS,
         ),
         Wrong(
@@ -246,7 +312,12 @@ def average_when_ready(model):
             says="it was not averaged",
             loses=MEAN,
         ),
-        Wrong("not ready for a second step", buckets(again="pass"), "In the second step", MEAN),
+        Wrong(
+            "not ready for a second step",
+            buckets(again="pass"),
+            "in step 2 is the rank's own",
+            MEAN,
+        ),
         Wrong("the sum", buckets(divide="pass"), "is the sum over the ranks", MEAN),
         Wrong(
             "from the first layer to the last",
@@ -267,7 +338,7 @@ def average_when_ready(model):
 """,
             ),
             says="a mean of two different gradients",
-            loses=("ranks whose backward runs in another order",),
+            loses=ORDER,
         ),
         Wrong(
             "all buckets when the last gradient is there",
@@ -275,8 +346,38 @@ def average_when_ready(model):
                 "        while ready.next",
                 "        while not any(waiting) and ready.next",
             ),
-            says="had sent 0 elements and could have sent 54",
+            says="had sent 0 elements and could have sent 36",
             loses=RIGHT_BUCKETS,
+        ),
+        Wrong(
+            "the limit in bytes",
+            buckets().replace(
+                "parameter.numel() > limit", "parameter.numel() > limit / parameter.itemsize"
+            ),
+            says="those of a limit in bytes. Here it counts elements",
+            loses=RIGHT_BUCKETS,
+        ),
+        Wrong(
+            "a bucket is never quite full",
+            buckets().replace("parameter.numel() > limit", "parameter.numel() >= limit"),
+            says="may hold exactly as many as the limit",
+            loses=RIGHT_BUCKETS,
+        ),
+        Wrong(
+            "an empty bucket before a large parameter",
+            buckets().replace("if held and held +", "if held +"),
+            says="raised",
+            loses=MEAN,
+        ),
+        Wrong(
+            "a buffer of float32",
+            buckets().replace(
+                "flat = torch.cat([p.grad.flatten() for p in bucket])",
+                "flat = torch.zeros(sum(p.numel() for p in bucket))\n"
+                "        flat.copy_(torch.cat([p.grad.flatten() for p in bucket]))",
+            ),
+            says="is wrong: it is off by up to",
+            loses=MEAN,
         ),
     ],
     "05.overlap": [
@@ -320,7 +421,8 @@ def average_when_ready(model):
                 "            parameter.grad /= world\n",
                 "        flat = torch.cat([p.grad.flatten() for p in model.parameters()])\n"
                 "        dist.all_reduce(flat)\n"
-                "        for p, mean in zip(model.parameters(), flat.chunk(5)):\n"
+                "        for p, mean in zip(model.parameters(), flat.split(\n"
+                "                [p.numel() for p in model.parameters()])):\n"
                 "            p.grad = mean.view_as(p) / world\n",
             ),
             says="All gradients travel in one call",
@@ -346,6 +448,52 @@ def average_when_ready(model):
             loses=MEAN,
         ),
         Wrong(
+            "divided on the way",
+            overlap(
+                "if not pending:\n"
+                "    torch.autograd.Variable._execution_engine.queue_callback(finish)\n"
+                "pending.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))\n"
+                "parameter.grad /= world"
+            ).replace("            parameter.grad /= world\n        pending", "        pending"),
+            says="while its all-reduce is under way",
+            loses=MEAN,
+        ),
+        Wrong(
+            "written for two ranks",
+            overlap(
+                "if not pending:\n"
+                "    torch.autograd.Variable._execution_engine.queue_callback(finish)\n"
+                "pending.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))"
+            ).replace("parameter.grad /= world", "parameter.grad /= 2"),
+            says="is half of the sum, on 3 ranks",
+            loses=MEAN,
+        ),
+        Wrong(
+            "all gradients from all ranks",
+            """
+def overlap(model):
+    pending = []
+
+    def finish():
+        for p, every, work in pending:
+            work.wait()
+            p.grad.copy_(torch.stack(every).mean(0))
+        pending.clear()
+
+    def hook(p):
+        if not pending:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)
+        grad = p.grad.contiguous()
+        every = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
+        pending.append((p, every, dist.all_gather(every, grad, async_op=True)))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+""",
+            says="an all-reduce of each gradient takes",
+            loses=HIDDEN,
+        ),
+        Wrong(
             "sent as it comes, and once more at the end",
             overlap(
                 "if not pending:\n"
@@ -353,11 +501,47 @@ def average_when_ready(model):
                 "work = dist.all_reduce(parameter.grad.clone(), async_op=True)\n"
                 "pending.append((parameter, work))"
             ).replace("work.wait()", "work.wait()\n            dist.all_reduce(parameter.grad)"),
-            says="sent 640 bytes; to average each gradient once takes 320",
+            says="sent 1,280 bytes; an all-reduce of each gradient takes 640",
             loses=HIDDEN,
         ),
     ],
     "05.no_sync": [
+        Wrong(
+            "the inner context ends the outer one",
+            no_sync(context=RIGHT_CONTEXT.replace("silent.pop()", "silent.clear()")),
+            says="with one context inside another, rank 0's gradient 0 was averaged already",
+            loses=NESTED,
+        ),
+        Wrong(
+            "one switch for all models",
+            no_sync()
+            .replace("    silent = []\n", "")
+            .replace("def with", "silent = []\n\n\ndef with"),
+            says="while another model's no_sync is on is the rank's own",
+            loses=NESTED,
+        ),
+        Wrong(
+            "the context swallows exceptions",
+            no_sync(
+                context=RIGHT_CONTEXT.replace(
+                    "finally:", "except ArithmeticError:\n            pass\n        finally:"
+                )
+            ),
+            says="does not come out of it",
+            loses=NESTED,
+        ),
+        Wrong(
+            "every gradient goes twice, as a sum and as a check",
+            no_sync(
+                hook=RIGHT_HOOK.replace(
+                    "            parameter.grad /=",
+                    "            dist.all_reduce(parameter.grad.clone())\n"
+                    "            parameter.grad /=",
+                )
+            ),
+            says="an all-reduce of each gradient takes",
+            loses=SILENT,
+        ),
         Wrong(
             "the context does nothing",
             no_sync(context="yield"),
@@ -397,7 +581,7 @@ def with_no_sync(model):
             "not restored after an exception",
             no_sync(context="silent.append(True)\n        yield\n        silent.pop()"),
             says="restore the switch in `finally`",
-            loses=FAILS,
+            loses=NESTED,
         ),
         Wrong(
             "never restored",
@@ -406,26 +590,14 @@ def with_no_sync(model):
             loses=COLLECTED,
         ),
         Wrong(
-            "sent when the context ends",
-            """
-def with_no_sync(model):
-    @contextlib.contextmanager
-    def no_sync():
-        yield
-
-    total = []
-
-    def average(parameter):
-        total.append(parameter)
-        dist.all_reduce(torch.zeros(1))
-
-    def last(parameter):
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-    return no_sync
-""",
-            says="it was not averaged",
+            "averaged when the context ends",
+            no_sync(
+                context=RIGHT_CONTEXT
+                + """
+            for parameter in model.parameters():
+                average(parameter)"""
+            ),
+            says="was averaged already",
             loses=COLLECTED,
         ),
         Wrong(
@@ -448,6 +620,79 @@ def with_no_sync(model):
             loses=COLLECTED,
         ),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "05.hooks": {
+        "every `.grad` is the mean over the ranks": (*MEAN, ""),
+        "Each gradient is one all-reduce, made as soon as it is ready": (*READY, ""),
+        "and nothing else is sent": (*READY, ""),
+        "which is sent once": (*ODD, "odd"),
+        "a frozen one has no gradient, and gets none": (*ODD, "odd"),
+        "Weights stay as they are": (*MEAN, ""),
+        "the same on every rank": None,
+        "All its parameters but the frozen ones": None,
+        "average each gradient over all ranks during backward": (*READY, ""),
+        "any dtype, several too, and be contiguous or not": (*MEAN, ""),
+        "there may be two models": (*MEAN, ""),
+        "None, zero, or those of the last one": (*MEAN, ""),
+    },
+    "05.buckets": {
+        "The same, with fewer and larger messages": (*MEAN, ""),
+        "from the last to the first and put each into the current bucket": (*RIGHT_BUCKETS, ""),
+        "beyond `limit` elements": (*RIGHT_BUCKETS, ""),
+        "Each bucket is one all-reduce, sent when its gradients are there": (*RIGHT_BUCKETS, ""),
+        "and nothing else is sent": (*RIGHT_BUCKETS, ""),
+        "even if its gradients become ready in another order": (*ORDER, "order"),
+        "average the gradients bucket by bucket during backward": (*MEAN, ""),
+        "all its parameters get a gradient in every backward": None,
+        "unless one parameter alone has more": (*RIGHT_BUCKETS, ""),
+    },
+    "05.overlap": {
+        "at least half of the communication must happen": (*HIDDEN, "slow"),
+        "alone or together is your choice, and so is the collective": None,
+        "they cost no more bytes than an all-reduce of each, within backward": (*HIDDEN, ""),
+        "all gradients are final all the same": (*MEAN, "slow"),
+        "average the gradients over all ranks while backward goes on": (*MEAN, ""),
+        "every parameter gets a gradient in every backward": None,
+        "All have one dtype": None,
+    },
+    "05.no_sync": {
+        "backward sends nothing and gradients collect on each rank": (*SILENT, ""),
+        "averages all that has been collected": (*COLLECTED, ""),
+        "for no more bytes than an all-reduce of each gradient": (*SILENT, ""),
+        "all is quiet until the outermost ends": (*NESTED, "odd"),
+        "An exception comes out of a context": (*NESTED, "odd"),
+        "Other models are not concerned": (*NESTED, "odd"),
+        "every parameter gets a gradient in every backward;": None,
+        "all have one dtype": None,
+        "as often as one likes": (*COLLECTED, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+WORLD = "`world = dist.get_world_size()` -> the first one, kept"
+EQUIVALENT = {
+    "05.hooks": {WORLD: "a job has one world"},
+    "05.buckets": {
+        WORLD: "a job has one world",
+        "`zip(bucket, flat.split([p.numel() for p in bucket]), stri...` -> "
+        "`zip(bucket, flat.split([p.numel() for p in bucket]))`": "not strict is the default",
+        "`True` -> `False`": "the same, said",
+    },
+    "05.overlap": {
+        WORLD: "a job has one world",
+        "`if not pending: torch.autograd.Variable._execution_engine...` -> if True": (
+            "called again, finish finds nothing left to do"
+        ),
+    },
+    "05.no_sync": {
+        WORLD: "a job has one world",
+        "`True` -> `False`": "silent holds something, whatever it is",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -488,6 +733,24 @@ def average_when_ready(model):
         p.register_post_accumulate_grad_hook(hook)
 """,
         ),
+        (
+            "functional collectives, and nothing sent by one rank alone",
+            """
+import torch.distributed._functional_collectives as funcol
+
+
+def average_when_ready(model):
+    world = dist.get_world_size()
+
+    def hook(p):
+        total = funcol.all_reduce(p.grad.contiguous(), "sum", dist.group.WORLD)
+        p.grad.copy_(total.wait() / world)
+
+    for p in model.parameters() if world > 1 else ():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(hook)
+""",
+        ),
     ],
     "05.buckets": [
         (
@@ -496,7 +759,8 @@ def average_when_ready(model):
 class Bucket:
     def __init__(self, parameters):
         self.parameters = parameters
-        self.flat = torch.zeros(sum(p.numel() for p in parameters))
+        numel = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(numel, dtype=parameters[0].dtype)
         self.views, offset = {}, 0
         for p in parameters:
             self.views[p] = self.flat[offset : offset + p.numel()].view_as(p)
@@ -617,58 +881,74 @@ def overlap(model):
 """,
         ),
         (
-            "messages to the other rank",
+            "two phases: parts to their rank in one hook, sums to all in the next",
             """
 def overlap(model):
-    other, under_way = 1 - dist.get_rank(), []
+    rank, world = dist.get_rank(), dist.get_world_size()
+    phases = []  # (parameter, parts, Work), then (parameter, whole, Work)
+
+    def scatter(p):
+        flat = torch.nn.functional.pad(p.grad.flatten(), (0, -p.numel() % world))
+        parts = torch.empty_like(flat)
+        phases.append((p, parts, dist.all_to_all_single(parts, flat, async_op=True), False))
+
+    def gather():
+        for index, (p, parts, work, summed) in enumerate(phases):
+            if not summed:
+                work.wait()
+                mean = torch.full((1, world), 1 / world, dtype=p.dtype) @ parts.view(world, -1)
+                whole = torch.empty_like(parts)
+                work = dist.all_gather_into_tensor(whole, mean.flatten(), async_op=True)
+                phases[index] = (p, whole, work, True)
 
     def finish():
-        for p, inbox, works in under_way:
-            for work in works:
-                work.wait()
-            p.grad.add_(inbox).div_(2)
-        under_way.clear()
+        gather()
+        for p, whole, work, _ in phases:
+            work.wait()
+            p.grad = whole[: p.numel()].view(p.shape)
+        phases.clear()
 
     def hook(p):
-        if not under_way:
+        if not phases:
             torch.autograd.Variable._execution_engine.queue_callback(finish)
-        inbox = torch.empty_like(p.grad)
-        works = [dist.isend(p.grad, other), dist.irecv(inbox, other)]
-        under_way.append((p, inbox, works))
+        gather()
+        scatter(p)
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(hook)
 """,
         ),
         (
-            "gathered two by two",
+            "functional collectives, two gradients in each",
             """
+import torch.distributed._functional_collectives as funcol
+
+
 def overlap(model):
-    world, parameters = dist.get_world_size(), list(model.parameters())
+    parameters = list(model.parameters())
     waiting, under_way = [], []
 
     def send():
-        flat = torch.cat([p.grad.flatten() for p in waiting])
-        every = [torch.empty_like(flat) for _ in range(world)]
-        under_way.append((list(waiting), every, dist.all_gather(every, flat, async_op=True)))
+        flat = torch.cat([p.grad.flatten() for p in waiting]) / dist.get_world_size()
+        under_way.append((list(waiting), funcol.all_reduce(flat, "sum", dist.group.WORLD)))
         waiting.clear()
 
     def finish():
-        for ps, every, work in under_way:
-            work.wait()
-            mean = torch.stack(every).mean(0)
-            for p, part in zip(ps, mean.split([p.numel() for p in ps])):
-                p.grad = part.view_as(p)
+        if waiting:
+            send()
+        for ps, mean in under_way:
+            for p, part in zip(ps, mean.wait().split([p.numel() for p in ps])):
+                p.grad = part.view(p.shape)
         under_way.clear()
 
     def hook(p):
+        if not waiting and not under_way:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)
         waiting.append(p)
-        if len(waiting) == 2 or p is parameters[0]:
+        if len(waiting) == 2:
             send()
-        if p is parameters[0]:
-            finish()
 
-    for p in parameters:
+    for p in parameters if dist.get_world_size() > 1 else ():
         p.register_post_accumulate_grad_hook(hook)
 """,
         ),
@@ -774,12 +1054,14 @@ def with_no_sync(model):
 
     @contextlib.contextmanager
     def no_sync():
+        outermost = bool(handles)
         while handles:
             handles.pop().remove()
         try:
             yield
         finally:
-            attach()
+            if outermost:
+                attach()
 
     attach()
     return no_sync

@@ -508,7 +508,22 @@ PROMISES = {
 
 # ---- mutants of the solution that are right ----
 
-EQUIVALENT = {}
+EQUIVALENT = {
+    "11.unit": {
+        "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
+    },
+    "11.zero3": {
+        "`waiting = set()` -> the first one, kept": "one block's backward is over when the next "
+        "one's begins, so that blocks can share a set",
+        "`p.numel()` -> `p.numel() + 1` (#2)": "one element more while a block is whole: the text "
+        "counts blocks",
+    },
+    "11.backward_order": {
+        '`def backward_order(): """The letters A to G as a list, ...` -> its first result, kept': (
+            "it returns the same every time"
+        ),
+    },
+}
 
 # ---- right answers that look different from the solution ----
 

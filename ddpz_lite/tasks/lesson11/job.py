@@ -111,6 +111,9 @@ def unit(
 
 
 def _read(shard: torch.Tensor) -> torch.Tensor:
+    """A copy of a shard; raises where an optimizer would, or where its memory is gone."""
+    if not shard.is_leaf:
+        raise RuntimeError("an optimizer cannot update the shard: it is no leaf, so detach it")
     _nudge(shard, shard.new_zeros(0))
     return shard.detach().clone()
 

@@ -519,9 +519,8 @@ EQUIVALENT = {
         "counts blocks",
     },
     "11.backward_order": {
-        '`def backward_order(): """The letters A to G as a list, ...` -> its first result, kept': (
-            "it returns the same every time"
-        ),
+        '`def backward_order(): """The letters A to G as a list, in...` -> its first result, '
+        "kept": "it returns the same every time",
     },
 }
 

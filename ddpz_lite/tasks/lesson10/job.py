@@ -20,13 +20,18 @@ def _laid_out(tensor: torch.Tensor, turned: bool) -> torch.Tensor:
 
 
 def layers(weights: list[torch.Tensor], turned: bool = False) -> nn.Sequential:
-    """Linear layers in a row, a tanh after each. turned: the weights are transposed views."""
+    """Linear layers in a row, a tanh after each.
+
+    turned: the weights are transposed views, and the last one comes first in `parameters()`.
+    """
     model = nn.Sequential()
     for index, weight in enumerate(weights):
         linear = nn.Linear(*weight.T.shape, bias=False, dtype=weight.dtype)
         linear.weight = nn.Parameter(_laid_out(weight, turned))
         linear.register_forward_hook(lambda _, __, y, index=index: tell_when_reached(y, index))
         model.extend([linear, nn.Tanh()])
+    if turned:
+        model.register_parameter("last", model[-2].weight)
     return model
 
 

@@ -36,7 +36,7 @@ def _shard_cases(rng: torch.Generator) -> list[Case]:
         dtype = torch.float64 if other else torch.float32
         models = [
             [torch.randn(b, a, generator=rng, dtype=dtype) / a**0.5 for a, b in pairwise(widths)]
-            for widths in ((WIDTHS, SECOND) if other else (WIDTHS,))
+            for widths in ((SECOND, WIDTHS) if other else (WIDTHS,))
         ]
         inputs = [
             {
@@ -56,7 +56,7 @@ def _shard_cases(rng: torch.Generator) -> list[Case]:
 
 def _local(rank: dict[str, Any], step: int) -> list[torch.Tensor]:
     """One rank's gradients of one batch, of one model after the other."""
-    rows = [layers(weights) for weights in rank["models"]]
+    rows = [layers(weights, rank["turned"]) for weights in rank["models"]]
     loss = torch.stack([row(rank["x"][step]).square().mean() for row in rows]).sum()
     return list(torch.autograd.grad(loss, [p for row in rows for p in row.parameters()]))
 
@@ -92,7 +92,7 @@ def _shard_values(seen: Observed, step: int) -> str | None:
                 continue
             if now is None:
                 return f"{what} is None after backward."
-            if world > 1 and type(now) is torch.Tensor and now.numel() == mean.numel():
+            if type(now) is torch.Tensor and now.numel() == mean.numel() > len(parts[rank]):
                 return f"{what} is the whole gradient; {len(parts[rank])} elements are its share."
 
             def cut(whole: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,12 @@ Nothing here judges or knows an expected value: it runs in the answer's process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Holding(TorchDispatchMode):
     def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.peak = 0
+        self._paused = False
         self._known: dict[int, StorageWeakRef] = {}
         self._there: dict[int, StorageWeakRef] = {}
         self.know(known)
@@ -49,11 +51,23 @@ class Holding(TorchDispatchMode):
         """Do not count these from now on: they are the job's own."""
         for storage in storages(tensors):
             self._known[storage._cdata] = StorageWeakRef(storage)
+            self._there.pop(storage._cdata, None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, the job computes, though it was the answer that called it."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
+        if self._paused:
+            return made
         for storage in storages(_tensors((args, kwargs, made))):
             if storage._cdata not in self._known:
                 self._there.setdefault(storage._cdata, StorageWeakRef(storage))

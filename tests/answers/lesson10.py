@@ -5,6 +5,7 @@ from answers import Wrong
 MEAN = ("each rank's shard of the mean gradient",)
 ADDS = ("a second backward adds to the shards",)
 LEFT = ("no full gradient is left after backward",)
+OTHER = ("another dtype, any layout, two models",)
 ALIVE = ("at most one full gradient lives at a time",)
 BYTES = ("the bytes of a reduce-scatter",)
 NORM = ("the norm of all ranks' shards, and all scaled by it",)
@@ -153,6 +154,37 @@ def shard_gradients(model):
             says="bytes with all_reduce",
             loses=BYTES,
         ),
+        Wrong(
+            "torch's reduce_scatter, which gloo makes of an all-reduce",
+            shard(
+                reduce="flat.new_empty(len(flat) // world)\n"
+                "        dist.reduce_scatter_tensor(shard, flat)\n        shard = shard / world"
+            ),
+            says="gloo's own reduce_scatter sends as much as an all-reduce",
+            loses=BYTES,
+        ),
+        Wrong(
+            "reduced in float32",
+            shard(reduce="reduce_scatter(flat.float()) / world"),
+            says="has dtype float32",
+            loses=OTHER,
+        ),
+        Wrong(
+            "the last gradient of each parameter is kept",
+            shard(free="parameter.kept, parameter.grad = parameter.grad, None"),
+            says="after backward, its shards take at most",
+            loses=LEFT,
+        ),
+        Wrong(
+            "one list of shards for all models",
+            shard(keep="shard if shards[index] is None else shards[index] + shard").replace(
+                "shards = [None] * len(parameters)",
+                "shards = SHARDS\n    shards += [None] * len(parameters)",
+            )
+            + "\n\nSHARDS = []\n",
+            says="must match the size of tensor b",
+            loses=OTHER,
+        ),
     ],
     "10.clip_shards": [
         Wrong("the local norm", clip(reduce="pass"), "a norm of the rank's own", NORM),
@@ -190,7 +222,17 @@ def shard_gradients(model):
         Wrong(
             "the norm afterwards",
             clip(result="norm.clamp(max=max_norm)"),
-            says="returned the norm after clipping",
+            says="a norm after clipping; return the one before",
+            loses=NORM,
+        ),
+        Wrong(
+            "new tensors in the lists",
+            clip().replace(
+                "    for tensor in (*shards, *replicated):\n        tensor *= factor\n",
+                "    for tensors in (shards, replicated):\n"
+                "        tensors[:] = [tensor * factor for tensor in tensors]\n",
+            ),
+            says="shards are as long as before; scale all in place",
             loses=NORM,
         ),
         Wrong(
@@ -214,6 +256,44 @@ def shard_gradients(model):
             loses=NUMBER,
         ),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "10.shard_gradients": {
+        "backward leaves on each rank its shard of every mean gradient, and nothing else": (
+            *LEFT,
+            "",
+        ),
+        "padded with zeros to a multiple of N and cut": (*MEAN, ""),
+        "Each gradient is reduced when it is ready and freed at once": (*ALIVE, ""),
+        "never more than one `.grad` lives": (*ALIVE, ""),
+        "a buffer on its way does not count": None,
+        "adds to the shards, as `.grad` would": (*ADDS, ""),
+        "the training loop clears them by": (*ADDS, ""),
+        "no more than a reduce-scatter of each gradient costs": (*BYTES, ""),
+        "every parameter gets a gradient in every backward": None,
+        "of any dtype, contiguous or not": (*OTHER, "other"),
+        "the mean gradient of parameter i in model.parameters()": (*MEAN, ""),
+    },
+    "10.clip_shards": {
+        "the same on every rank": (*ONCE, "replicated"),
+        "multiply everything by `max_norm / norm`, in place": (*NORM, ""),
+        "is more than `max_norm`": (*SHORT, "short"),
+        "Return the norm as it was, on every rank": (*NORM, ""),
+        "One all-reduce of one number must do": (*NUMBER, ""),
+        "to a common length of at most max_norm": (*NORM, ""),
+        "equal on all ranks, perhaps empty": (*ONCE, "replicated"),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "10.shard_gradients": {
+        "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -241,8 +321,8 @@ def shard_gradients(model):
 
     def send(parameter):
         index = next(i for i, p in enumerate(parameters) if p is parameter)
-        flat = torch.zeros(-(-parameter.numel() // world) * world)
-        flat[: parameter.numel()] = parameter.grad.view(-1)
+        flat = parameter.new_zeros(-(-parameter.numel() // world) * world, requires_grad=False)
+        flat[: parameter.numel()] = parameter.grad.reshape(-1)
         parameter.grad = None
         parts = torch.empty_like(flat)
         if not under_way:
@@ -272,7 +352,7 @@ def shard_gradients(model):
             size = (gradient.numel() + world - 1) // world
             padding = gradient.new_zeros(size * world - gradient.numel())
             parts = torch.cat([gradient.flatten(), padding]).split(size)
-            mine, inbox = parts[rank].clone(), torch.empty(size)
+            mine, inbox = parts[rank].clone(), parts[rank].clone()
             for distance in range(1, world):
                 request = dist.isend(parts[(rank + distance) % world], (rank + distance) % world)
                 dist.recv(inbox, (rank - distance) % world)
@@ -283,6 +363,35 @@ def shard_gradients(model):
 
         parameter.register_hook(keep)
         parameter.register_post_accumulate_grad_hook(free)
+    return shards
+""",
+        ),
+        (
+            "functional collectives, a mean by one product of matrices",
+            """
+import torch.distributed._functional_collectives as funcol
+
+
+def shard_gradients(model):
+    world, shards = dist.get_world_size(), []
+
+    def hook(index):
+        def reduce(p):
+            size = -(-p.numel() // world)
+            rows = p.grad.new_zeros(world * size)
+            rows[: p.numel()] = p.grad.reshape(-1)
+            p.grad = None
+            if world > 1:
+                rows = funcol.all_to_all_single(rows, None, None, dist.group.WORLD).wait()
+            weights = torch.full((1, world), 1 / world, dtype=rows.dtype)
+            mean = (weights @ rows.view(world, size)).view(-1)
+            shards[index] = mean if shards[index] is None else mean.add_(shards[index])
+
+        return reduce
+
+    for index, parameter in enumerate(model.parameters()):
+        shards.append(None)
+        parameter.register_post_accumulate_grad_hook(hook(index))
     return shards
 """,
         ),
@@ -318,6 +427,24 @@ def clip_shards(shards, replicated, max_norm):
     for tensor in shards + replicated:
         tensor.mul_(scale)
     return norm
+""",
+        ),
+        (
+            "a numpy scalar, alone nothing is sent",
+            """
+import numpy as np
+import torch.distributed._functional_collectives as funcol
+
+
+def clip_shards(shards, replicated, max_norm):
+    square = sum((s.double() ** 2).sum() for s in shards)
+    if dist.get_world_size() > 1:
+        square = funcol.all_reduce(square, "sum", dist.group.WORLD).wait()
+    norm = np.sqrt(float(square) + sum(float((r.double() ** 2).sum()) for r in replicated))
+    if norm > max_norm:
+        for tensor in shards + replicated:
+            tensor.copy_(tensor * (max_norm / norm))
+    return np.float64(norm)
 """,
         ),
     ],

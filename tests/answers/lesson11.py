@@ -6,13 +6,14 @@ FILLED = ("gather fills the parameters from all shards",)
 AGAIN = ("backward works after free and gather",)
 NOTHING_ELSE = ("freed, a rank holds its shard and nothing else",)
 ONE_GATHER = ("one all_gather for each gather",)
-SGD = ("two steps of SGD on the shards, as on one device",)
+SGD = ("three steps of SGD on the shards, as on one device",)
 WHOLE = ("never more than two blocks whole, none after backward",)
-CALLS = ("one gather forward, one backward, one reduction each",)
+CALLS = ("one gather forward, one backward, one reduction",)
+TWO_UNITS = ("another dtype, any layout, two units at a time",)
+TWO_MODELS = ("another dtype, any layout, two models",)
 OUTPUT = ("the output of all units, in order",)
 TWO = ("at most two units at a time, none at the end",)
 HIDDEN = ("gathers run while units compute",)
-LETTERS = ("all seven steps, each once",)
 WORKS = ("an order that works and hides the gather",)
 
 UNIT = """
@@ -40,7 +41,7 @@ RIGHT_UNIT = {
     "shard": "flat.chunk(self.world)[self.rank].clone()",
     "more": "pass",
     "gather": "all_gather(self.shard)",
-    "refill": "p.untyped_storage().resize_(p.numel() * 4)\n"
+    "refill": "p.untyped_storage().resize_(p.numel() * p.element_size())\n"
     "            p.data.copy_(flat[offset : offset + p.numel()].view_as(p))",
     "free": "p.untyped_storage().resize_(0)",
 }
@@ -88,7 +89,8 @@ def shard_blocks(model):
                 return
             gradient = torch.cat([p.grad.flatten() for p in parameters])
             padded = torch.nn.functional.pad(gradient, (0, -len(gradient) % world))
-            shard.grad = {reduce}
+            mean = {reduce}
+            shard.grad = {keep}
             {drop}
             {after_backward}
 
@@ -107,6 +109,7 @@ RIGHT_ZERO3 = {
     "before_backward": "gather()",
     "after_forward": "free()",
     "reduce": "reduce_scatter(padded) / world",
+    "keep": "mean if shard.grad is None else shard.grad + mean",
     "drop": "for p in parameters:\n                p.grad = None",
     "after_backward": "free()",
     "begin": "free()",
@@ -148,7 +151,7 @@ WRONG = {
         Wrong(
             "a full copy is kept",
             unit(more="self.full = flat", gather="(all_gather(self.shard), self.full)[0]"),
-            says="its shard is",
+            says="after free, its shards take at most",
             loses=NOTHING_ELSE,
         ),
         Wrong(
@@ -160,18 +163,18 @@ WRONG = {
         Wrong(
             "the shard is a view of everything",
             unit(shard="flat.chunk(self.world)[self.rank]"),
-            says="its shard is",
+            says="after free, its shards take at most",
             loses=NOTHING_ELSE,
         ),
         Wrong(
             "autograd sees the refill",
             unit(
-                refill="p.untyped_storage().resize_(p.numel() * 4)\n"
+                refill="p.untyped_storage().resize_(p.numel() * p.element_size())\n"
                 "            with torch.no_grad():\n"
                 "                p.copy_(flat[offset : offset + p.numel()].view_as(p))"
             ),
-            says="modified by an inplace operation",
-            loses=FILLED,
+            says="autograd's version counter has seen",
+            loses=AGAIN,
         ),
         Wrong(
             "every rank broadcasts its shard",
@@ -182,7 +185,7 @@ WRONG = {
         dist.broadcast(shard, source)
         return shard
 """,
-            says="one all_gather each does it",
+            says="One all_gather brings a unit back",
             loses=ONE_GATHER,
         ),
         Wrong(
@@ -195,6 +198,67 @@ WRONG = {
             ),
             says="all shards together are",
             loses=ONE_GATHER,
+        ),
+        Wrong(
+            "the shard is a view of what free gives back",
+            """
+class Unit:
+    def __init__(self, parameters):
+        world = dist.get_world_size()
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        self.flat = torch.nn.functional.pad(flat, (0, -len(flat) % world))
+        offset, self.bytes = 0, self.flat.nbytes
+        for p in parameters:
+            p.data = self.flat[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
+        self.shard = self.flat.chunk(world)[dist.get_rank()]
+        self.free()
+
+    def gather(self):
+        self.flat.untyped_storage().resize_(self.bytes)
+        self.flat.copy_(all_gather(self.shard))
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+""",
+            says="the shard has lost its memory",
+            loses=FILLED,
+        ),
+        Wrong(
+            "whole at first, and taken for gathered",
+            unit(more="self.whole = True\n        return")
+            .replace(
+                "def gather(self):",
+                "def gather(self):\n        whole, self.whole = self.whole, True",
+            )
+            .replace(
+                "            p.untyped",
+                "            if whole:\n                continue\n            p.untyped",
+                1,
+            )
+            .replace("def free(self):", "def free(self):\n        self.whole = False"),
+            says="A unit begins freed",
+            loses=FILLED,
+        ),
+        Wrong(
+            "the flat buffer stays while the unit is gathered",
+            unit(refill="self.flat = flat\n            " + RIGHT_UNIT["refill"]).replace(
+                "def free(self):", "def free(self):\n        self.flat = None"
+            ),
+            says="while gathered, its shards and the parameters take at most",
+            loses=NOTHING_ELSE,
+        ),
+        Wrong(
+            "units share what belongs to one",
+            unit(more="Unit.every = parameters").replace("self.parameters:", "Unit.every:"),
+            says="raised",
+            loses=TWO_UNITS,
+        ),
+        Wrong(
+            "the gathered values pass through float32",
+            unit(shard="flat.chunk(self.world)[self.rank].float().clone()"),
+            says="has dtype float32",
+            loses=TWO_UNITS,
         ),
         Wrong(
             "every rank the first shard",
@@ -231,7 +295,8 @@ def shard_blocks(model):
             waiting.update(parameters)
             gradient = torch.cat([p.grad.flatten() for p in parameters])
             padded = torch.nn.functional.pad(gradient, (0, -len(gradient) % world))
-            shard.grad = reduce_scatter(padded) / world
+            mean = reduce_scatter(padded) / world
+            shard.grad = mean if shard.grad is None else shard.grad + mean
             for p in parameters:
                 p.grad = None
 
@@ -257,13 +322,13 @@ def shard_blocks(model):
         Wrong(
             "the sum of the gradients",
             zero3(reduce="reduce_scatter(padded)"),
-            says="divide by the number of ranks",
+            says="is the sum over the ranks",
             loses=SGD,
         ),
         Wrong(
             "the rank's own gradient",
             zero3(reduce="padded.chunk(world)[rank].clone()"),
-            says="used the rank's own gradient",
+            says="is cut from the rank's own gradient",
             loses=SGD,
         ),
         Wrong(
@@ -317,7 +382,7 @@ def shard_blocks(model):
                 "for unit in units:\n        unit.gather().wait()\n"
                 "        x = unit.compute(x)\n        unit.free()"
             ),
-            says="start the next one before you compute",
+            says="its gather began afterwards",
             loses=HIDDEN,
         ),
         Wrong(
@@ -337,7 +402,7 @@ def shard_blocks(model):
                 "        if next:\n            next.gather().wait()\n"
                 "        x = unit.compute(x)\n        unit.free()"
             ),
-            says="start the next one before you compute",
+            says="was waited for before unit 0 computed",
             loses=HIDDEN,
         ),
         Wrong(
@@ -357,7 +422,7 @@ def shard_blocks(model):
                 "        work.wait()\n        if next:\n            work = next.gather()\n"
                 "        x = unit.compute(x)\n        if next:\n            unit.free()"
             ),
-            says="still holds 1 units",
+            says="still holds 1 of the units",
             loses=TWO,
         ),
         Wrong(
@@ -389,8 +454,74 @@ def shard_blocks(model):
         Wrong("reduced before computing", order("CFDAEGB"), "no gradient to reduce yet", WORKS),
         Wrong("the optimizer before the mean", order("CFADEBG"), "the mean over all ranks", WORKS),
         Wrong("waited for what was not started", order("CFAGDEB"), "nothing was started", WORKS),
-        Wrong("a letter left out", order("CFADEG"), "each once", LETTERS),
+        Wrong("a letter left out", order("CFADEG"), "each once", WORKS),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "11.unit": {
+        "Between uses a rank holds its **shard** of them": (*NOTHING_ELSE, ""),
+        "padded with zeros to a multiple of N, the r-th part": (*FILLED, ""),
+        "The parameters keep their shapes and hold no bytes": (*NOTHING_ELSE, ""),
+        "these must lose their bytes, too": (*NOTHING_ELSE, ""),
+        "find the values again when backward needs them": (*AGAIN, ""),
+        "One all-gather brings a unit back": (*ONE_GATHER, ""),
+        "gathered, a rank holds the unit once, beside its shard": (*NOTHING_ELSE, ""),
+        "It begins freed": (*NOTHING_ELSE, ""),
+        "of one dtype, contiguous or not, perhaps frozen": (*TWO_UNITS, "other"),
+        "each has a storage of its own": None,
+        "an optimizer may change it between gathers": (*FILLED, ""),
+        "Several units may be gathered at a time": (*TWO_UNITS, "other"),
+        "Fill the parameters with the values of all ranks' shards": (*FILLED, ""),
+        "their shapes stay": (*NOTHING_ELSE, ""),
+    },
+    "11.zero3": {
+        "gather it before its forward and free it after": (*WHOLE, ""),
+        "reduce-scatter its gradients at once and free it": (*CALLS, ""),
+        "each block costs one all-gather in forward": (*CALLS, ""),
+        "at most one other may be whole": (*WHOLE, ""),
+        "`shard.grad` is this rank's part of the mean gradient": (*SGD, ""),
+        "no parameter holds a byte or a gradient": (*WHOLE, ""),
+        "a second backward before that adds to `shard.grad`": (*SGD, ""),
+        "leaves nothing whole either": (*WHOLE, ""),
+        "flattened in the order of `block.parameters()`": (*SGD, ""),
+        "The first block's input needs no gradient": (*SGD, ""),
+        "Shard each block of the model": (*SGD, ""),
+        "of one dtype, contiguous or not": (*TWO_MODELS, "other"),
+        "each gets a gradient in every backward": None,
+    },
+    "11.prefetch": {
+        "Run all units in order": (*OUTPUT, ""),
+        "gathers travel while units compute": (*HIDDEN, ""),
+        "never more than two units are gathered or on their way": (*TWO, ""),
+        "Gather each once, and free all": (*TWO, ""),
+        "The output of the last unit": (*OUTPUT, ""),
+        "list, at least one": (*OUTPUT, ""),
+    },
+    "11.backward_order": {
+        "in which the network has something to do while unit i computes": (*WORKS, ""),
+        "the letters alone are graded": None,
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "11.unit": {
+        "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
+    },
+    "11.zero3": {
+        "`waiting = set()` -> the first one, kept": "one block's backward is over when the next "
+        "one's begins, so that blocks can share a set",
+        "`p.numel()` -> `p.numel() + 1` (#2)": "one element more while a block is whole: the text "
+        "counts blocks",
+    },
+    "11.backward_order": {
+        '`def backward_order(): """The letters A to G as a list, in...` -> its first result, '
+        "kept": "it returns the same every time",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -404,7 +535,7 @@ class Unit:
     def __init__(self, parameters):
         world = dist.get_world_size()
         numel = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(-(-numel // world) * world)
+        self.flat = parameters[0].new_zeros(-(-numel // world) * world, requires_grad=False)
         self.bytes = self.flat.untyped_storage().nbytes()
         offset = 0
         for p in parameters:
@@ -431,9 +562,9 @@ class Unit:
         self.parameters = parameters
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         with torch.no_grad():
-            flat = torch.nn.utils.parameters_to_vector(parameters)
+            flat = torch.cat([p.reshape(-1) for p in parameters])
         size = (flat.numel() + self.world - 1) // self.world
-        shard = torch.zeros(size)
+        shard = flat.new_zeros(size)
         own = flat[self.rank * size : (self.rank + 1) * size]
         shard[: own.numel()] = own
         self.shard = torch.nn.Parameter(shard)
@@ -448,6 +579,66 @@ class Unit:
             p.untyped_storage().resize_(piece.numel() * piece.element_size())
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(p):
                 p.copy_(piece.view_as(p))
+
+    def free(self):
+        for p in self.parameters:
+            p.untyped_storage().resize_(0)
+""",
+        ),
+        (
+            "functional collectives, and alone nothing is sent",
+            """
+import torch.distributed._functional_collectives as funcol
+
+
+class Unit:
+    def __init__(self, parameters):
+        self.parameters, self.world = list(parameters), dist.get_world_size()
+        self.numels = [p.numel() for p in parameters]
+        self.bytes = [p.numel() * p.element_size() for p in parameters]
+        size = -(-sum(self.numels) // self.world)
+        rows = parameters[0].detach().new_zeros(self.world, size)
+        rows.view(-1)[: sum(self.numels)] = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.shard = rows[dist.get_rank()].clone()
+        self.free()
+
+    def gather(self):
+        whole = self.shard
+        if self.world > 1:
+            whole = funcol.all_gather_tensor(whole, 0, dist.group.WORLD).wait()
+        pieces = whole[: sum(self.numels)].split(self.numels)
+        for p, piece, bytes in zip(self.parameters, pieces, self.bytes):
+            p.untyped_storage().resize_(bytes)
+            p.data.view_as(p).copy_(piece.view(p.shape))
+
+    def free(self):
+        for p in self.parameters:
+            p.untyped_storage().resize_(0)
+""",
+        ),
+        (
+            "a DTensor is gathered",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+
+class Unit:
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
+        self.shard = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+        self.free()
+
+    def gather(self):
+        cut = DTensor.from_local(self.shard, self.mesh, [Shard(0)], run_check=False)
+        flat = cut.redistribute(self.mesh, [Replicate()]).to_local()
+        for p in self.parameters:
+            p.untyped_storage().resize_(p.nbytes)
+            p.data.copy_(flat[: p.numel()].view_as(p))
+            flat = flat[p.numel() :]
 
     def free(self):
         for p in self.parameters:
@@ -484,7 +675,7 @@ class Sharded:
     def gather(self):
         whole = all_gather(self.shard.data)
         for p in self.parameters:
-            p.untyped_storage().resize_(4 * p.numel())
+            p.untyped_storage().resize_(p.element_size() * p.numel())
             piece, whole = whole[: p.numel()], whole[p.numel() :]
             p.data.copy_(piece.view(p.shape))
 
@@ -519,11 +710,11 @@ class Block:
         self.parameters = list(module.parameters())
         self.numels = [p.numel() for p in self.parameters]
         size = -(-sum(self.numels) // world)
-        self.flat = torch.zeros(size * world)
+        self.flat = torch.zeros(size * world, dtype=self.parameters[0].dtype)
         for p, view in zip(self.parameters, self.flat[: sum(self.numels)].split(self.numels)):
             view.copy_(p.data.flatten())
             p.data = view.view_as(p)
-        self.bytes = 4 * size * world
+        self.bytes = self.flat.nbytes
         self.shard = self.flat.view(world, size)[dist.get_rank()].clone()
         self.work, self.here, self.missing = None, True, 0
         self.free()
@@ -568,7 +759,8 @@ def shard_blocks(model):
         blocks[index].missing = len(blocks[index].parameters)
 
     def after_forward(index, output):
-        if index < len(blocks) - 1:  # backward begins with the last one: it stays
+        # backward begins with the last one: it stays
+        if index < len(blocks) - 1 or not output.requires_grad:
             blocks[index].free()
         if output.requires_grad:
             output.register_hook(lambda gradient: before_backward(index, gradient))
@@ -578,7 +770,7 @@ def shard_blocks(model):
         block.missing -= 1
         if block.missing:
             return
-        flat = torch.zeros(block.bytes // 4)
+        flat = torch.zeros_like(block.flat)
         flat[: sum(block.numels)] = torch.cat([p.grad.flatten() for p in block.parameters])
         parts = torch.empty_like(flat)
         if not reducing:
@@ -620,13 +812,13 @@ def shard_block(block):
     weights = list(block.parameters())
     numel = sum(w.numel() for w in weights)
     size = (numel + world - 1) // world
-    begun = torch.zeros(size * world)
+    begun = weights[0].detach().new_zeros(size * world)
     begun[:numel] = torch.cat([w.detach().reshape(-1) for w in weights])
     shard = begun[rank * size : (rank + 1) * size].clone().requires_grad_()
     gradients = {}
 
     def gather():
-        whole = torch.empty(size * world)
+        whole = shard.detach().new_empty(size * world)
         dist.all_gather_into_tensor(whole, shard.detach())
         for w, piece in zip(weights, whole[:numel].split([w.numel() for w in weights])):
             w.untyped_storage().resize_(piece.nbytes)
@@ -639,7 +831,7 @@ def shard_block(block):
     def collect(w):
         gradients[w], w.grad = w.grad.reshape(-1), None
         if len(gradients) == len(weights):
-            flat = torch.zeros(size * world)
+            flat = shard.new_zeros(size * world)
             flat[:numel] = torch.cat([gradients[w] for w in weights])
             gradients.clear()
             free()

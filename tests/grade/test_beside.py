@@ -177,3 +177,14 @@ def test_an_error_of_torchs_own_is_not_the_stub():
 
     assert observe(task, torchs, [case])[0].outcome == "raised"
     assert observe(task, stub, [case])[0].outcome == "unsolved"
+
+
+def test_what_the_job_computes_or_knows_is_not_counted():
+    holding = Holding()
+    with holding:
+        with holding.paused():
+            own = torch.zeros(K)
+        output = torch.zeros(K)
+    assert holding.now() == 4 * K
+    holding.know([output])
+    assert holding.now() == 0 and own.numel() == K

@@ -2,79 +2,112 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ...grade.compare import close, differs
+from ...grade.compare import close
 from ...grade.task import Aspect, Case, Observed, Task
-from ...grade.vocabulary import calls_until, padded_shards, world_name
+from ...grade.vocabulary import (
+    calls_until,
+    explain,
+    explain_number,
+    holds_at_most,
+    ops_of_all,
+    padded_shards,
+    sent_by_all,
+    world_name,
+)
 from .job import layers
 
 # -- 10.shard_gradients ----------------------------------------------------------------------------
 
-WIDTHS = (3, 5, 4, 7, 2)
+# Weights of 35, 77, 55 and 5 elements, of a second model 49 and 1: no world from 2 to 4 divides one
+# that is larger than it, and the last ranks have nothing but padding of the small ones.
+WIDTHS = (5, 7, 11, 5, 1)
+SECOND = (5, 5, 1, 1)
+BACKWARDS = 3  # of each model; before the last one the shards are cleared
 
 
 def _shard_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int) -> Case:
-        pairs = zip(WIDTHS[1:], WIDTHS, strict=False)
-        weights = [torch.randn(pair, generator=rng) for pair in pairs]
+    def case(world: int, kind: str = "", says: str = "") -> Case:
+        other = kind == "other"
+        dtype = torch.float64 if other else torch.float32
+        models = [
+            [torch.randn(b, a, generator=rng, dtype=dtype) / a**0.5 for a, b in pairwise(widths)]
+            for widths in ((SECOND, WIDTHS) if other else (WIDTHS,))
+        ]
         inputs = [
-            {"weights": weights, "x": [torch.randn(6, 3, generator=rng) for _ in range(2)]}
+            {
+                "models": models,
+                "x": [
+                    torch.randn(6, WIDTHS[0], generator=rng, dtype=dtype) for _ in range(BACKWARDS)
+                ],
+                "turned": other,
+            }
             for _ in range(world)
         ]
-        return Case(world_name(world), inputs)
+        return Case(f"{world_name(world)}{says}", inputs, kind)
 
-    return [case(1), case(2), case(3), case(4)]
+    other = ", two models in float64, transposed weights"
+    return [case(3), case(4), case(2), case(1), case(4, "other", other)]
 
 
 def _local(rank: dict[str, Any], step: int) -> list[torch.Tensor]:
-    """One rank's gradients of one batch."""
-    model = layers(rank["weights"])
-    return list(
-        torch.autograd.grad(model(rank["x"][step]).square().mean(), list(model.parameters()))
-    )
+    """One rank's gradients of one batch, of one model after the other."""
+    rows = [layers(weights, rank["turned"]) for weights in rank["models"]]
+    loss = torch.stack([row(rank["x"][step]).square().mean() for row in rows]).sum()
+    return list(torch.autograd.grad(loss, [p for row in rows for p in row.parameters()]))
 
 
 def _first_values(seen: Observed) -> str | None:
     return _shard_values(seen, 0)
 
 
-def _second_values(seen: Observed) -> str | None:
-    return _shard_values(seen, 1)
+def _later_values(seen: Observed) -> str | None:
+    return _shard_values(seen, 1) or _shard_values(seen, 2)
+
+
+def _other_values(seen: Observed) -> str | None:
+    return _first_values(seen) or _later_values(seen)
 
 
 def _shard_values(seen: Observed, step: int) -> str | None:
-    """The shards after backward number `step`, which holds all gradients up to it."""
+    """The shards after backward number `step`: all gradients since they were cleared."""
     world, inputs = seen.case.world, seen.case.inputs
-    by_step = [[_local(rank, s) for rank in inputs] for s in range(step + 1)]
-    for index in range(len(inputs[0]["weights"])):
-        stacks = [torch.stack([rank[index] for rank in ranks]) for ranks in by_step]
-        mean = torch.stack([stack.mean(0) for stack in stacks]).sum(0)
+    counted = [step] if step == BACKWARDS - 1 else list(range(step + 1))
+    by_step = [[_local(rank, s) for rank in inputs] for s in counted]
+    for index in range(len(by_step[0][0])):
+        # (backwards, ranks, *shape)
+        every = torch.stack([torch.stack([own[index] for own in ranks]) for ranks in by_step])
+        mean = every.mean(1).sum(0)
+        parts = padded_shards([mean], world)
         for rank, got in enumerate(seen.data):
-            now, right = got["after"][step]["shards"][index], padded_shards([mean], world)
-            what = f"Rank {rank}'s shard of gradient {index}"
-            if (wrong := differs(now, right[rank], what)) is None:
+            now, what = (
+                got["after"][step]["shards"][index],
+                f"Rank {rank}'s shard of gradient {index}",
+            )
+            if close(now, parts[rank]):
                 continue
             if now is None:
                 return f"{what} is None after backward."
-            if step and close(now, padded_shards([stacks[-1].mean(0)], world)[rank]):
-                return f"{what} holds the second backward alone: add to what is there."
-            if world > 1:
-                if close(now, padded_shards([mean * world], world)[rank]):
-                    return f"{what} is the sum over the ranks. Divide by their number."
-                if close(
-                    now, padded_shards([torch.stack([s[rank] for s in stacks]).sum(0)], world)[rank]
-                ):
-                    return f"{what} is cut from the rank's own gradient: nothing was added up."
-                if type(now) is torch.Tensor and now.numel() == mean.numel():
-                    return (
-                        f"{what} is the whole gradient; {len(right[rank])} elements are its share."
-                    )
-                if any(close(now, part) for part in right):
-                    return f"{what} is the part of another rank."
-            return wrong
+            if type(now) is torch.Tensor and now.numel() == mean.numel() > len(parts[rank]):
+                return f"{what} is the whole gradient; {len(parts[rank])} elements are its share."
+
+            def cut(whole: torch.Tensor) -> torch.Tensor:
+                return padded_shards([whole], world)[rank]  # noqa: B023
+
+            mistakes = {
+                "holds the second backward alone: add to what is there.": cut(every[-1].mean(0)),
+                "is the sum over the ranks. Divide by their number.": cut(mean * world),
+                "is cut from the rank's own gradient: nothing was added up.": cut(
+                    every[:, rank].sum(0)
+                ),
+            }
+            wrong = explain(now, parts[rank], what, mistakes)
+            other = any(close(now, part) for part in parts)
+            return f"{what} is the part of another rank." if other else wrong
     return None
 
 
@@ -86,16 +119,22 @@ def _left(seen: Observed) -> str | None:
                     f"After backward, {after['left']} full gradients are left on rank {rank}. Set "
                     ".grad to None when its shard is there."
                 )
-    return None
+    world, models = seen.case.world, seen.case.inputs[0]["models"]
+    sizes = [(-(-w.numel() // world)) * w.element_size() for m in models for w in m]
+    return holds_at_most(
+        seen,
+        lambda got: [a["held"] for a in got["after"]],
+        sum(sizes),
+        "after backward, its shards",
+    )
 
 
 def _alive(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
         if not got["alive"] <= 1:
             return (
-                f"During backward, {got['alive']} full gradients lived on rank {rank} at once; "
-                f"one is "
-                "enough. Reduce each when it is ready, and free it."
+                f"During backward, {got['alive']} full gradients lived on rank {rank} at once; one "
+                "is enough. Reduce each when it is ready, and free it."
             )
         if wrong := _kept_back(seen, rank):
             return wrong
@@ -105,7 +144,7 @@ def _alive(seen: Observed) -> str | None:
 def _kept_back(seen: Observed, rank: int) -> str | None:
     """Whether gradients that were ready had not been sent when backward came to a layer."""
     world = seen.case.world
-    numels = [weight.numel() for weight in seen.case.inputs[0]["weights"]]
+    numels = [weight.numel() for weight in seen.case.inputs[0]["models"][0]]
     for layer in reversed(range(len(numels))):
         # at least: all but the own part, without padding
         due = sum(4 * (numel - -(-numel // world)) for numel in numels[layer + 1 :])
@@ -121,15 +160,16 @@ def _kept_back(seen: Observed, rank: int) -> str | None:
 
 def _shard_traffic(seen: Observed) -> str | None:
     world = seen.case.world
-    numels = [weight.numel() for weight in seen.case.inputs[0]["weights"]]
-    most = 2 * sum((world - 1) * -(-numel // world) * 4 for numel in numels)
+    padded = sum(-(-weight.numel() // world) * 4 for weight in seen.case.inputs[0]["models"][0])
+    most = BACKWARDS * world * (world - 1) * padded
+    if (sent := sent_by_all(seen)) > most:
+        gloo = "gloo's own reduce_scatter sends as much as an all-reduce. "
+        why = gloo if "reduce_scatter" in ops_of_all(seen) else ""
+        return (
+            f"All ranks sent {sent:,} bytes with {ops_of_all(seen)} in three backwards; {why}a "
+            f"reduce-scatter of each gradient at half the price is {most:,}."
+        )
     for rank in range(world):
-        if seen.sent(rank) > most:
-            ops = " and ".join(sorted(set(seen.ops(rank))))
-            return (
-                f"Rank {rank} sent {seen.sent(rank):,} bytes with {ops} in two backwards; a "
-                f"reduce-scatter of each gradient is {most:,}."
-            )
         if len(seen.calls(rank, "backward")) < len(seen.calls(rank)):
             return f"Rank {rank} sends outside of backward."
     return None
@@ -143,11 +183,12 @@ SHARD = Task(
     minutes=20,
     cases=_shard_cases,
     aspects=(
-        Aspect("each rank's shard of the mean gradient", 2, _first_values),
-        Aspect("a second backward adds to the shards", 1, _second_values),
+        Aspect("each rank's shard of the mean gradient", 1, _first_values, on=("",)),
+        Aspect("a second backward adds to the shards", 1, _later_values, on=("",)),
+        Aspect("another dtype, any layout, two models", 1, _other_values, on=("other",)),
         Aspect("no full gradient is left after backward", 1, _left),
-        Aspect("at most one full gradient lives at a time", 2, _alive),
-        Aspect("the bytes of a reduce-scatter", 1, _shard_traffic),
+        Aspect("at most one full gradient lives at a time", 2, _alive, on=("",)),
+        Aspect("the bytes of a reduce-scatter", 1, _shard_traffic, on=("",)),
     ),
     hints=(
         "When is a gradient final, and when is the last moment that anybody needs it whole?",
@@ -167,79 +208,108 @@ SHARD = Task(
 
 
 def _clip_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, max_norm: float, says: str, kind: str = "", same: int = 0) -> Case:
-        replicated = [torch.randn(3, 2, generator=rng) for _ in range(same)]
+    def case(
+        world: int, limits: list[float], says: str, kind: str = "", same: tuple[int, ...] = (0,)
+    ) -> Case:
+        shared = [[torch.randn(3, 2, generator=rng) for _ in range(n)] for n in same]
         inputs = [
             {
-                "shards": [torch.randn(s, generator=rng) * (rank + 1) for s in (7, 4)],
-                "replicated": replicated,
-                "max_norm": max_norm,
+                "calls": [
+                    {
+                        "shards": [
+                            torch.randn(s, generator=rng) * (rank + 1) for s in ((7,), (4, 5))
+                        ],
+                        "replicated": shared[i % len(shared)],
+                        "max_norm": limit,
+                    }
+                    for i, limit in enumerate(limits)
+                ],
+                "turned": kind == "replicated",
             }
             for rank in range(world)
         ]
         return Case(f"{world_name(world)}, {says}", inputs, kind)
 
+    long = "too long, three times"
     return [
-        case(1, 1.0, "too long"),
-        case(2, 1.0, "too long"),
-        case(3, 0.5, "too long"),
-        case(4, 2.0, "too long"),
-        case(3, 1e4, "short enough", "short"),
-        case(2, 1.0, "with replicated parameters", "replicated", same=2),
-        case(4, 1.0, "with replicated parameters", "replicated", same=1),
+        case(3, [0.5, 3.0, 1.0], long),
+        case(4, [2.0, 1.0, 0.1], long),
+        case(2, [1.0, 2.0, 0.7], long),
+        case(1, [1.0, 2.0, 0.7], long),
+        _short(case(3, [1e4, 5.0, 2.0], "short enough, exactly at the limit, zero", "short")),
+        case(4, [1.0, 1e4, 2.0], "with replicated parameters", "replicated", same=(2, 1, 1)),
+        case(2, [0.5, 2.0], "with replicated parameters", "replicated", same=(3, 0)),
     ]
 
 
+def _short(case: Case) -> Case:
+    """The second call has the norm 5, exactly, and the third one 0."""
+    for rank, inputs in enumerate(case.inputs):
+        _, at_limit, zero = inputs["calls"]
+        for shard in (*at_limit["shards"], *zero["shards"]):
+            shard.zero_()
+        if rank < 2:
+            at_limit["shards"][rank].view(-1)[1] = 3.0 + rank
+    return case
+
+
 def _clip_values(seen: Observed) -> str | None:
-    inputs, world = seen.case.inputs, seen.case.world
-    limit, same = inputs[0]["max_norm"], inputs[0]["replicated"]
-    squares = [sum(float(s.double().square().sum()) for s in rank["shards"]) for rank in inputs]
-    shared = sum(float(r.double().square().sum()) for r in same)
+    for number in range(len(seen.case.inputs[0]["calls"])):
+        inputs = [rank["calls"][number] for rank in seen.case.inputs]
+        for rank, got in enumerate(seen.data):
+            if wrong := _clipped(inputs, rank, got["calls"][number]):
+                return wrong
+    return None
+
+
+def _clipped(inputs: list[dict[str, Any]], rank: int, got: dict[str, Any]) -> str | None:
+    """One call on one rank."""
+    world, limit = len(inputs), inputs[0]["max_norm"]
+    squares = [sum(float(s.double().square().sum()) for s in own["shards"]) for own in inputs]
+    shared = sum(float(r.double().square().sum()) for r in inputs[0]["replicated"])
     norm = (sum(squares) + shared) ** 0.5
-    known = {
-        "of the rank's own part": [(s + shared) ** 0.5 for s in squares],
-        "of the rank's own shards": [s**0.5 for s in squares],
-        "the sum of the ranks' norms: add up squares": [sum(s**0.5 for s in squares)] * world,
-        "the sum of squares, without the root": [norm**2] * world,
-        "that counts replicated parameters once for each rank": [
-            (sum(squares) + world * shared) ** 0.5
-        ]
-        * world,
-        "without the replicated parameters": [sum(squares) ** 0.5] * world,
-        "the mean over the ranks": [((sum(squares) + shared) / world) ** 0.5] * world,
+    mistakes = {
+        "after clipping; return the one before.": min(norm, limit),
+        "of the rank's own part.": (squares[rank] + shared) ** 0.5,
+        "of the rank's own shards.": squares[rank] ** 0.5,
+        "the sum of the ranks' norms: add up squares.": sum(s**0.5 for s in squares),
+        "the sum of squares, without the root.": norm**2,
+        "that counts replicated parameters once for each rank.": (sum(squares) + world * shared)
+        ** 0.5,
+        "without the replicated parameters.": sum(squares) ** 0.5,
+        "the mean over the ranks.": ((sum(squares) + shared) / world) ** 0.5,
     }
-    factor = min(1.0, limit / norm)
-    for rank, got in enumerate(seen.data):
-        value = got["norm"]
-        if not abs(value - norm) <= 1e-4 * norm:  # nan is no norm either
-            if abs(value - min(norm, limit)) <= 1e-4 * norm:
-                return f"Rank {rank} returned the norm after clipping; return the one before."
-            for words, like in known.items():
-                if abs(value - like[rank]) <= 1e-4 * norm:
-                    return f"Rank {rank} returned a norm {words}."
-            return f"Rank {rank} returned {value:.4g}, and the global norm is another."
-        for name in ("shards", "replicated"):
-            for now, begun in zip(got[name], inputs[rank][name], strict=True):
-                if close(now, begun * factor, rtol=1e-4):
-                    continue
-                if close(now, begun) and factor < 1:
-                    return f"On rank {rank}, {name} are as long as before; scale all in place."
-                if factor == 1:
-                    return f"On rank {rank}, gradients were scaled though they are short enough."
-                return f"On rank {rank}, {name} were not multiplied by max_norm / norm."
+    what = f"Rank {rank} returned a norm"
+    if wrong := explain_number(got["norm"], norm, what, mistakes, rtol=1e-5):
+        return wrong
+    factor = min(1.0, limit / norm) if norm else 1.0
+    for name in ("shards", "replicated"):
+        for now, begun in zip(got[name], inputs[rank][name], strict=True):
+            if close(now, begun * factor):
+                continue
+            if close(now, begun):
+                return f"On rank {rank}, {name} are as long as before; scale all in place."
+            if factor == 1:
+                return f"On rank {rank}, gradients were scaled though they are short enough."
+            return f"On rank {rank}, {name} were not multiplied by max_norm / norm."
     return None
 
 
 def _clip_calls(seen: Observed) -> str | None:
+    count = len(seen.case.inputs[0]["calls"])
     for rank in range(seen.case.world):
         calls = seen.calls(rank)
-        if len(calls) != 1:
-            return f"Rank {rank} made {len(calls)} calls; one all_reduce of one number is enough."
-        if calls[0].elements > seen.case.world:
+        if len(calls) != count and (calls or seen.case.world > 1):
             return (
-                f"Rank {rank} sent {calls[0].elements} elements with {calls[0].op}; the sum of "
-                "squares is one number."
+                f"Rank {rank} made {len(calls)} calls to clip {count} times; one all_reduce of one "
+                "number is enough."
             )
+        for call in calls:
+            if call.elements > (seen.case.world if call.op == "all_gather" else 1):
+                return (
+                    f"Rank {rank} sent {call.elements} elements with {call.op}; the sum of squares "
+                    "is one number."
+                )
     return None
 
 

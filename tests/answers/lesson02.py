@@ -126,6 +126,18 @@ WRONG = {
             says="rank 1",
         ),
         Wrong(
+            "received into a tensor of its own",
+            tree(
+                "    place, step = (rank - root) % world, 1\n    while step < world:\n"
+                "        if place < step and place + step < world:\n"
+                "            dist.send(tensor, (place + step + root) % world)\n"
+                "        elif step <= place < 2 * step:\n"
+                "            tensor = torch.empty_like(tensor)\n"
+                "            dist.recv(tensor, (place - step + root) % world)\n        step *= 2"
+            ),
+            says="receive into that one",
+        ),
+        Wrong(
             "everybody sends to everybody",
             tree(
                 "    mine = tensor.clone()\n    got = torch.empty_like(tensor)\n"
@@ -182,7 +194,7 @@ def ring_all_reduce(tensor):
             says="called all_reduce. Build the ring",
             loses=NEIGHBOURS,
         ),
-        Wrong("the mean", ring(end="tensor /= world"), says="has the mean"),
+        Wrong("the mean", ring(end="tensor /= world"), says="is the mean"),
         Wrong(
             "the second half of the rounds left out", ring(copying="0"), says="go all the way round"
         ),
@@ -246,6 +258,16 @@ def ring_all_reduce(tensor):
             loses=HALF,
         ),
         Wrong(
+            "widened before it travels",
+            scatter(
+                "padded = padded.float()\n"
+                + ALL_TO_ALL
+                + "return parts.view(world, shard).sum(0).to(tensor.dtype)"
+            ),
+            says="send its 16 bits, and widen what has come",
+            loses=HALF,
+        ),
+        Wrong(
             "rounded after each addition",
             scatter(
                 ALL_TO_ALL + "total = torch.zeros(shard, dtype=tensor.dtype)\n"
@@ -301,12 +323,12 @@ def ring_all_reduce(tensor):
     ],
     "02.hangs": [
         Wrong(
-            "a rank that waits", hangs((0, "barrier"), B, C), "rank 0 is not where", ("program A",)
+            "a rank that waits", hangs((0, "barrier"), B, C), "Rank 0 is not where", ("program A",)
         ),
         Wrong(
             "the call that was made",
             hangs((2, "all_reduce"), B, C),
-            "Program A: the right rank, and another call",
+            "the rank that left the others",
             ("program A",),
         ),
         Wrong(
@@ -318,12 +340,13 @@ def ring_all_reduce(tensor):
         Wrong(
             "the call that all make",
             hangs(A, (0, "all_reduce"), C),
-            "Program B: the right rank, and another call",
+            "The right rank, and another call",
             ("program B",),
         ),
         Wrong(
             "the sender", hangs(A, B, (0, "send")), "Which message has no other end", ("program C",)
         ),
+        Wrong("a word for a call", hangs((2, "waits"), B, C), "and the calls are all_reduce"),
         Wrong("ranks without calls", hangs(2, 0, 1), "give a pair, a rank and the name"),
         Wrong("a list", "def hangs():\n    return [(2, 'barrier')]", "Return a dict"),
     ],

@@ -122,7 +122,7 @@ def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
 
 # ---- what the texts promise ----
 
-OPEN = {"02", "03", "05", "08", "10", "11"}  # lessons whose tables are not there yet
+OPEN = {"03", "05", "08", "10", "11"}  # lessons whose tables are not there yet
 PROMISING = re.compile(
     r"\b(must|exactly|never|all|each|every|same|no|none|nothing|anything|only|alone|both|without"
     r"|at most|at least|no more|stays?)\b"

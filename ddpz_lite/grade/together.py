@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -118,6 +119,7 @@ def _on_rank(
     rank, world = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     restore = _shared()
+    importlib.import_module("torch._dynamo")  # behind the first optimizer: not in a turn's time
     gc.freeze()  # what is here before the first turn need not be searched after each
     for number, call in enumerate(calls):
         if number:

@@ -82,7 +82,7 @@ WRONG = {
         Wrong(
             "a gradient for each frozen parameter",
             state(gradients="sum(p.nbytes for p in parameters)"),
-            says="a frozen one has none",
+            says="not each has one now",
             loses=SHARED,
         ),
         Wrong(
@@ -101,6 +101,30 @@ WRONG = {
             says="holds nothing before its first",
         ),
         Wrong(
+            "buffers as well",
+            state(parameters="sum(t.nbytes for t in model.state_dict().values())"),
+            says="the buffers are none of the three",
+        ),
+        Wrong(
+            "only what is trained",
+            state(parameters="sum(p.nbytes for p in parameters if p.requires_grad)"),
+            says="a frozen parameter takes memory, too",
+            loses=SHARED,
+        ),
+        Wrong(
+            "a step, to see what the optimizer keeps",
+            state() + "\n\nlook = state_bytes\n\n\ndef state_bytes(model, optimizer):\n"
+            "    told = look(model, optimizer)\n    optimizer.step()\n    return told\n",
+            says="Only look at them",
+        ),
+        Wrong(
+            "the first model's, for every model",
+            state().replace("def state_bytes", "TOLD = {}\n\n\ndef look")
+            + "\n\ndef state_bytes(model, optimizer):\n"
+            "    return TOLD or TOLD.update(look(model, optimizer)) or TOLD\n",
+            says="bytes are too",
+        ),
+        Wrong(
             "the total alone", "def state_bytes(model, optimizer):\n    return 1", "must be a dict"
         ),
     ],
@@ -116,7 +140,7 @@ WRONG = {
                 "    model.zero_grad()\n    parts = -(-len(x) // micro_batch)\n"
                 f"{PARTS}        (loss_fn(model(a), b) / parts).backward()"
             ),
-            says="Every part got the same weight",
+            says="every part got the same weight",
             loses=SHORT,
         ),
         Wrong(
@@ -134,7 +158,7 @@ WRONG = {
                 f"{PARTS}        model.zero_grad()\n"
                 "        (loss_fn(model(a), b) * len(a) / len(x)).backward()"
             ),
-            says="Only the last part is left",
+            says="only the last part is left",
         ),
         Wrong(
             "the last step's gradients kept",
@@ -165,6 +189,28 @@ WRONG = {
             "the whole batch at once",
             accumulate("    model.zero_grad()\n    loss_fn(model(x), y).backward()"),
             says="samples at once; only",
+            loses=MEMORY,
+        ),
+        Wrong(
+            "all outputs are kept",
+            accumulate(
+                f"    model.zero_grad()\n    outputs = []\n{PARTS}"
+                "        outputs.append(model(a))\n"
+                "        loss = loss_fn(outputs[-1], b) * len(a) / len(x)\n"
+                "        loss.backward(retain_graph=True)"
+            ),
+            says="What keeps the activations of the parts before?",
+            loses=MEMORY,
+        ),
+        Wrong(
+            "the losses keep their graphs, for a log",
+            "LOG = []\n\n\n"
+            + accumulate(
+                f"    model.zero_grad()\n{PARTS}"
+                "        LOG.append(loss_fn(model(a), b) * len(a) / len(x))\n"
+                "        LOG[-1].backward(retain_graph=True)"
+            ),
+            says="What keeps the activations of the parts before?",
             loses=MEMORY,
         ),
         Wrong(
@@ -239,6 +285,37 @@ def scaled_step(parameters, optimizer, scaler):
             loses=("the scale grows after good steps in a row",),
         ),
         Wrong(
+            "cleared after a good step alone",
+            scaled().replace(
+                "    optimizer.zero_grad()", "    if finite:\n        optimizer.zero_grad()"
+            ),
+            says="gradients are still there",
+            loses=OVERFLOW,
+        ),
+        Wrong(
+            "a row of its own instead of the scaler's",
+            "good = 0\n"
+            + scaled(
+                good="""global good
+        good += 1
+        scaler["good_steps"] += 1
+        if good == scaler["interval"]:
+            scaler["scale"], scaler["good_steps"], good = scaler["scale"] * 2, 0, 0""",
+                bad='scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0\n'
+                "        globals()['good'] = 0",
+            ),
+            says="it must be doubled",
+            loses=("the scale grows after good steps in a row",),
+        ),
+        Wrong(
+            "looks at the gradients after the step",
+            scaled()
+            .replace("    finite =", "    optimizer.step()\n    finite =", 1)
+            .replace("    if finite:\n        optimizer.step()\n", "    if finite:\n"),
+            says="wrote inf or nan into the weights",
+            loses=OVERFLOW,
+        ),
+        Wrong(
             "returns nothing",
             scaled().replace("return finite", "return None"),
             says="return True",
@@ -246,10 +323,76 @@ def scaled_step(parameters, optimizer, scaler):
     ],
 }
 
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+OPTIMIZERS = ("float32, several optimizers, before and after a step", "")
+WHOLE = "equal parts: the gradients of the whole batch"
+STEPS = ("finite gradients: unscaled, then stepped", "")
+GROWS = ("the scale grows after good steps in a row", "growth")
+PROMISES = {
+    "01.state_bytes": {
+        "say how many bytes their tensors take": OPTIMIZERS,
+        "everything that the optimizer keeps, its step counters too": OPTIMIZERS,
+        "the gradients that are there now": (*SHARED, "shared"),
+        "right for any dtype and any optimizer": (*DTYPE, "dtype"),
+        "A weight that two layers share lies in memory once": (*SHARED, "shared"),
+        "a frozen one has no gradient": (*SHARED, "shared"),
+        "Buffers": OPTIMIZERS,
+        "Only look": OPTIMIZERS,
+        "before or after its first step": OPTIMIZERS,
+    },
+    "01.accumulate": {
+        "memory holds the activations of `micro_batch` of them": (*MEMORY, "short"),
+        "the gradient of `loss_fn` over the **whole** batch": (WHOLE, ""),
+        "N need not divide by `micro_batch`": (*SHORT, "short"),
+        "they do not belong to this batch": (WHOLE, ""),
+        "Make no step": (WHOLE, ""),
+        "the most samples that may go through the model at once": (*MEMORY, ""),
+    },
+    "01.scaled_step": {
+        "bring the gradients back to their size and make the step": STEPS,
+        "then **nothing** may move": (*OVERFLOW, "overflow"),
+        "the scale is halved": ("the scale is halved after an overflow", "overflow"),
+        "it is doubled, and the count begins anew": GROWS,
+        "An overflow sets it to 0": GROWS,
+        "The gradients are cleared in both cases": (*OVERFLOW, "overflow"),
+        "returns whether it was made": STEPS,
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "01.accumulate": {
+        "`zip(x.split(micro_batch), y.split(micro_batch), strict=True)` -> "
+        "`zip(x.split(micro_batch), y.split(micro_batch))`": "x and y have as many samples",
+        "`True` -> `False`": "the same",
+    },
+}
+
 # ---- right answers that look different from the solution ----
 
 RIGHT = {
     "01.state_bytes": [
+        (
+            "numpy adds up",
+            """
+import numpy as np
+
+
+def state_bytes(model, optimizer):
+    def weigh(tensors):
+        return np.array([t.numel() * t.element_size() for t in tensors], dtype=np.int64).sum()
+
+    parameters = list(dict.fromkeys(model.parameters()))
+    kept = [state for p, state in optimizer.state.items()]
+    return {
+        "optimizer": weigh(t for s in kept for t in s.values() if isinstance(t, torch.Tensor)),
+        "gradients": weigh(p.grad for p in parameters if p.grad is not None),
+        "parameters": weigh(parameters),
+    }
+""",
+        ),
         (
             "element by element, shared weights by identity",
             """
@@ -284,7 +427,7 @@ def state_bytes(model, optimizer):
         for p in group["params"]:
             kept += [t for t in optimizer.state.get(p, {}).values() if torch.is_tensor(t)]
     return dict(
-        parameters=weigh(model.state_dict().values()),
+        parameters=weigh(model.parameters()),
         gradients=weigh([p.grad for p in model.parameters() if p.grad is not None]),
         optimizer=weigh(kept),
     )

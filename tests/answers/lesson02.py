@@ -126,6 +126,18 @@ WRONG = {
             says="rank 1",
         ),
         Wrong(
+            "received into a tensor of its own",
+            tree(
+                "    place, step = (rank - root) % world, 1\n    while step < world:\n"
+                "        if place < step and place + step < world:\n"
+                "            dist.send(tensor, (place + step + root) % world)\n"
+                "        elif step <= place < 2 * step:\n"
+                "            tensor = torch.empty_like(tensor)\n"
+                "            dist.recv(tensor, (place - step + root) % world)\n        step *= 2"
+            ),
+            says="receive into that one",
+        ),
+        Wrong(
             "everybody sends to everybody",
             tree(
                 "    mine = tensor.clone()\n    got = torch.empty_like(tensor)\n"
@@ -182,7 +194,7 @@ def ring_all_reduce(tensor):
             says="called all_reduce. Build the ring",
             loses=NEIGHBOURS,
         ),
-        Wrong("the mean", ring(end="tensor /= world"), says="has the mean"),
+        Wrong("the mean", ring(end="tensor /= world"), says="is the mean"),
         Wrong(
             "the second half of the rounds left out", ring(copying="0"), says="go all the way round"
         ),
@@ -201,7 +213,7 @@ def ring_all_reduce(tensor):
         Wrong(
             "a copy is summed",
             ring(chunks="tensor.clone().tensor_split(world)"),
-            says="put the sum into the tensor it was given",
+            says="put the sum into the tensor that it was given",
         ),
         Wrong(
             "chunks in two messages",
@@ -243,6 +255,16 @@ def ring_all_reduce(tensor):
                 "dist.reduce_scatter(mine, parts)\nreturn mine.to(tensor.dtype)"
             ),
             says="bytes with reduce_scatter",
+            loses=HALF,
+        ),
+        Wrong(
+            "widened before it travels",
+            scatter(
+                "padded = padded.float()\n"
+                + ALL_TO_ALL
+                + "return parts.view(world, shard).sum(0).to(tensor.dtype)"
+            ),
+            says="send its 16 bits, and widen what has come",
             loses=HALF,
         ),
         Wrong(
@@ -301,12 +323,12 @@ def ring_all_reduce(tensor):
     ],
     "02.hangs": [
         Wrong(
-            "a rank that waits", hangs((0, "barrier"), B, C), "rank 0 is not where", ("program A",)
+            "a rank that waits", hangs((0, "barrier"), B, C), "Rank 0 is not where", ("program A",)
         ),
         Wrong(
             "the call that was made",
             hangs((2, "all_reduce"), B, C),
-            "Program A: the right rank, and another call",
+            "the rank that left the others",
             ("program A",),
         ),
         Wrong(
@@ -318,15 +340,80 @@ def ring_all_reduce(tensor):
         Wrong(
             "the call that all make",
             hangs(A, (0, "all_reduce"), C),
-            "Program B: the right rank, and another call",
+            "The right rank, and another call",
             ("program B",),
         ),
         Wrong(
             "the sender", hangs(A, B, (0, "send")), "Which message has no other end", ("program C",)
         ),
+        Wrong("a word for a call", hangs((2, "waits"), B, C), "and the calls are all_reduce"),
         Wrong("ranks without calls", hangs(2, 0, 1), "give a pair, a rank and the name"),
         Wrong("a list", "def hangs():\n    return [(2, 'barrier')]", "Return a dict"),
     ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+ROOT0 = ("every rank has the root's tensor, root 0", "")
+RING2 = ("2(N-1) messages from each rank", "uneven")
+PROMISES = {
+    "02.tree_broadcast": {
+        "afterwards all hold what the root's held": ROOT0,
+        "`tensor` has the same shape on every rank": None,
+        "`dist.recv(tensor, src)` alone": (*MESSAGES, ""),
+        "Send N − 1 messages in all": (*MESSAGES, "root"),
+        "in one round a rank sends or receives one message": (*ROUNDS, "root"),
+        "Copy the root's tensor to all ranks, in place": ROOT0,
+        "any shape, the same on every rank": ROOT0,
+        "root: a rank": ("any root", "root"),
+    },
+    "02.ring_all_reduce": {
+        "Cut the tensor into N chunks": (*BYTES, ""),
+        "2(N − 1) rounds": RING2,
+        "need not divide by N, and may be smaller than N": (*UNEVEN, "uneven"),
+        "Each rank talks to its neighbours alone": (*NEIGHBOURS, ""),
+        "sends at most 2(N − 1)/N of the tensor": (*BYTES, "uneven"),
+        "`wait()` for each": None,
+        "Replace the tensor on every rank by the sum over all ranks": (*SUM, ""),
+        "any float dtype, the same length on every rank": None,
+    },
+    "02.reduce_scatter": {
+        "Rank r wants the r-th part of the sum, and nothing else": (
+            "each rank's shard of the sum",
+            "",
+        ),
+        "half of it is enough": (*HALF, ""),
+        "return this rank's shard, padding included": (*UNEVEN, "uneven"),
+        "added up in float32, so that the sum is rounded once": (
+            "bfloat16 is added up in float32",
+            "bf16",
+        ),
+        "what an all-reduce sends": None,
+        "This rank's shard of the sum over all ranks": ("each rank's shard of the sum", ""),
+        "left as it is": ("each rank's shard of the sum", ""),
+        "of the same dtype": ("bfloat16 is added up in float32", "bf16"),
+    },
+    "02.hangs": {
+        "Each of these programs, on three ranks, has one bug": None,
+        "the one that it makes and should not, or never makes and should": ("program A", ""),
+        "the name without `dist.`": ("program C", ""),
+        "For each program the rank where it begins": ("a rank and a call for each program", ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+WORLD = {"`world = dist.get_world_size()` -> the first one, kept": "a job has one world"}
+EQUIVALENT = {
+    "02.tree_broadcast": {
+        **WORLD,
+        "`step < world` -> `step <= world`": "in a round too many nobody has anyone to send to",
+    },
+    "02.reduce_scatter": {
+        **WORLD,
+        "`parts.view(world, shard).sum(0, dtype=torch.float32)` -> "
+        "`parts.view(world, shard).sum(0)`": "torch adds up bfloat16 in float32 here as well",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -425,7 +512,7 @@ def ring_all_reduce(tensor):
     rows = tensor.new_zeros(world * size)
     rows[: len(tensor)] = tensor
     rows = rows.view(world, size)
-    inbox = torch.empty(size)
+    inbox = tensor.new_empty(size)
     for step in range(2 * (world - 1)):
         request = dist.isend(rows[(rank + step) % world], (rank - 1) % world)
         dist.recv(inbox, (rank + 1) % world)

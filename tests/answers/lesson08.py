@@ -13,7 +13,7 @@ NEVER = ("None where no world fits",)
 STATE = """
 def state_bytes(num_params, world, stage, precision, optimizer):
     states = {states}
-    mixed = precision == "mixed"
+    mixed = {mixed}
     number = {number}
     kept = {kept}
     shard = {shard}
@@ -24,6 +24,7 @@ def state_bytes(num_params, world, stage, precision, optimizer):
 """
 SOLVED = {
     "states": '{"sgd": 0, "momentum": 1, "adamw": 2}[optimizer]',
+    "mixed": 'precision == "mixed"',
     "number": "2 if mixed else 4",
     "kept": "4 * states + (4 if mixed else 0)",
     "shard": "-(-num_params // world)",
@@ -95,6 +96,25 @@ WRONG = {
             says="its share is rounded up",
             loses=UNEVEN,
         ),
+        Wrong(
+            "the fp32 copy on every rank",
+            state(kept="4 * states", total="total + 4 * mixed * num_params"),
+            says="is sharded with its states",
+            loses=MIXED,
+        ),
+        Wrong(
+            "a share that is no whole number",
+            state(shard="num_params / world", total="int(total)"),
+            says="round its share up, not the sum down",
+            loses=UNEVEN,
+        ),
+        Wrong(
+            "stage 3 leaves the parameters whole",
+            state(p=9),
+            says="Stage 3 shards the parameters as well",
+            loses=FP32,
+        ),
+        Wrong("a float", state(total="float(total)"), "an int, not", FP32),
         Wrong("words", state(total="f'{total} bytes'"), "must be a number of bytes", FP32),
     ],
     "08.smallest_world": [
@@ -102,6 +122,24 @@ WRONG = {
             "activations forgotten",
             world(SEARCH.replace(" + activations", "")),
             says="The activations take memory, too",
+            loses=SMALLEST,
+        ),
+        Wrong(
+            "activations shared out",
+            world(SEARCH.replace("activations", "activations / world")),
+            says="Each rank needs all its activations",
+            loses=SMALLEST,
+        ),
+        Wrong(
+            "the last world left out",
+            world(SEARCH.replace("1025", "1024")),
+            says="The largest world to try is 1024",
+            loses=EXACT,
+        ),
+        Wrong(
+            "fp32, whatever is asked",
+            world(SEARCH, mixed="False"),
+            says="The precision decides",
             loses=SMALLEST,
         ),
         Wrong(
@@ -124,7 +162,7 @@ WRONG = {
             world(
                 SEARCH.replace("range(1, 1025)", "[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]")
             ),
-            says="A smaller world fits as well",
+            says="not only powers of two are worlds",
             loses=SMALLEST,
         ),
         Wrong(
@@ -151,10 +189,54 @@ WRONG = {
     ],
 }
 
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "08.state_bytes": {
+        "lie on each rank": (*FP32, ""),
+        "The optimizers keep 0": (*OTHER, "other"),
+        "has parameters and gradients in fp32": (*FP32, ""),
+        "computes with parameters and gradients of 2 bytes": (*MIXED, "mixed"),
+        "holds an fp32 copy of the parameters beside its states": (*MIXED, "mixed"),
+        "cut into N equal parts of whole elements": (*UNEVEN, "uneven"),
+        "states on each rank, an int": (*FP32, ""),
+        "num_params, world: ints, at least 1": None,
+    },
+    "08.smallest_world": {
+        "and a stretch: no world is too small to try, and some models never fit": (*NEVER, "never"),
+        "Each rank has `memory` bytes": (*EXACT, "exact"),
+        "which every rank needs whatever the stage": (*SMALLEST, ""),
+        "the smallest world from 1 to 1024 in which it does, or None": (*EXACT, "exact"),
+        "so that it stands alone": None,
+        "None if there is none": (*NEVER, "never"),
+        "bytes that each rank needs beside the state": (*SMALLEST, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "08.smallest_world": {"`return None` -> dropped": "a function without return returns None"},
+}
+
 # ---- right answers that look different from the solution ----
 
 RIGHT = {
     "08.state_bytes": [
+        (
+            "numpy adds up",
+            """
+import numpy as np
+
+
+def state_bytes(num_params, world, stage, precision, optimizer):
+    sizes = np.array([4, 4, 0] if precision == "fp32" else [2, 2, 4], dtype=np.int64)
+    sizes[2] += 4 * {"sgd": 0, "momentum": 1, "adamw": 2}[optimizer]
+    shard = np.ceil(num_params / world).astype(np.int64)
+    counts = np.where(np.array([3, 2, 1]) <= stage, shard, num_params)
+    return sizes @ counts
+""",
+        ),
         (
             "a table of tuples",
             """

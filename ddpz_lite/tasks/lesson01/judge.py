@@ -10,7 +10,7 @@ import torch
 from ...grade.compare import close, differs, number
 from ...grade.task import Aspect, Case, Observed, Task
 from ...meter import memory
-from .job import trained
+from .job import LOSSES, OPTIMIZERS, trained
 
 # -- 01.state_bytes --------------------------------------------------------------------------------
 
@@ -18,73 +18,101 @@ KINDS = ("parameters", "gradients", "optimizer")
 
 
 def _state_cases(rng: torch.Generator) -> list[Case]:
-    def case(says: str, kind: str = "", **changed: Any) -> Case:
-        first, second, third = (int(n) for n in torch.randint(3, 40, (3,), generator=rng))
-        state = {
-            "sizes": [first, second, third],
-            "optimizer": "AdamW",
-            "dtype": "float32",
-            "tied": False,
-            "frozen": False,
-            "stepped": True,
-        }
-        return Case(says, [state | changed], kind)
+    def state(optimizer: str = "AdamW", *dtypes: str, **others: Any) -> dict[str, Any]:
+        sizes = torch.randint(5, 40, (3,), generator=rng).tolist()
+        return {"sizes": sizes, "optimizer": optimizer, "dtypes": dtypes or ["float32"], **others}
+
+    def case(says: str, kind: str, *states: dict[str, Any]) -> Case:
+        return Case(says, [{"states": [*states, states[0]]}], kind)
 
     return [
-        case("SGD", optimizer="SGD"),
-        case("AdamW"),
-        case("SGD with momentum", optimizer="SGD with momentum"),
-        case("AMSGrad", optimizer="AMSGrad"),
-        case("AdamW before its first step", stepped=False),
-        case("bfloat16", "dtype", dtype="bfloat16"),
-        case("a tied weight", "shared", tied=True),
-        case("a frozen layer", "shared", frozen=True),
+        case(
+            "several optimizers",
+            "",
+            state(stepped=False),
+            *map(state, ("SGD", "AdamW", "SGD with momentum", "AMSGrad", "Adafactor")),
+        ),
+        case(
+            "several dtypes",
+            "dtype",
+            state("AdamW", "bfloat16"),
+            state("SGD with momentum", "float64"),
+            state("AdamW", "bfloat16", "float32"),
+        ),
+        case(
+            "tied, frozen and without a gradient",
+            "shared",
+            state(tied=True),
+            state(frozen=True),
+            state(frozen=True, cleared=True),
+            state("SGD with momentum", tied=True, stepped=False),
+        ),
     ]
 
 
+def _state_says(state: dict[str, Any]) -> str:
+    extra = {
+        "tied": "a tied weight",
+        "frozen": "a frozen layer",
+        "cleared": "a layer without gradients",
+    }
+    words = [state["optimizer"] + ("" if state.get("stepped", True) else " before its first step")]
+    words += [f"{'and'.join(f' {d} ' for d in state['dtypes']).strip()}"]
+    return ", ".join(words + [says for name, says in extra.items() if state.get(name)])
+
+
 def _state_values(seen: Observed) -> str | None:
-    state = seen.case.inputs[0]
-    model, optimizer = trained(**state)
-    held = memory(model, optimizer)
-    got = seen.data[0]["bytes"]
-    if type(got) is not dict or set(got) != set(KINDS):
-        return f"The result must be a dict with the keys {', '.join(KINDS)}."
-    for kind in KINDS:
-        value = number(got[kind])
-        if value != held[kind]:
-            return _state_diagnosis(kind, value, model, optimizer, held[kind])
+    states, got = seen.case.inputs[0]["states"], seen.data[0]
+    for state, told in zip(states, got["bytes"], strict=True):
+        if type(told) is not dict or set(told) != set(KINDS):
+            return f"The result must be a dict with the keys {', '.join(KINDS)}."
+        model, optimizer = trained(**state)
+        held = memory(model, optimizer)
+        for kind in KINDS:
+            if (value := number(told[kind])) != held[kind]:
+                cure = _state_cure(kind, value, model, optimizer, held[kind])
+                return f"{_state_says(state)}: {kind}: {cure}"
+    if got["changed"]:
+        return "Model or optimizer are not what they were. Only look at them."
     return None
 
 
-def _state_diagnosis(kind: str, value: float | None, model, optimizer, right: int) -> str:
+def _state_cure(kind: str, value: float | None, model: Any, optimizer: Any, right: int) -> str:
     if value is None:
-        return f"{kind}: the result must be a number of bytes."
+        return "the result must be a number of bytes."
     listed = [p for m in model.modules() for p in m._parameters.values() if p is not None]
-    counters = sum(s["step"].nbytes for s in optimizer.state.values() if "step" in s)
-    states = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
-    numbers = {"parameters": sum(p.numel() for p in model.parameters())}
-    numbers["gradients"] = sum(p.grad.numel() for p in model.parameters() if p.grad is not None)
-    numbers["optimizer"] = sum(t.numel() for t in states)
-    if right and value == numbers[kind]:
-        return f"{kind}: that is the number of elements. How many bytes does one take?"
-    if value == 4 * numbers[kind]:
-        return f"{kind}: you took 4 bytes for each element; this model's have another dtype."
-    if kind == "parameters" and value == sum(p.nbytes for p in listed):
-        return (
-            "parameters: a weight that two layers share lies in memory once; you counted it twice."
-        )
-    if kind == "gradients" and value == sum(p.nbytes for p in model.parameters()):
-        return "gradients: you counted one for each parameter, and a frozen one has none."
-    if kind == "optimizer" and counters and value == right - counters:
-        return "optimizer: you left out AdamW's step counters, a number for each tensor."
-    if kind == "optimizer" and value == 2 * sum(p.nbytes for p in model.parameters()):
-        return (
-            "optimizer: you took two numbers for each parameter. Ask this optimizer what it keeps."
-        )
-    if kind == "optimizer" and not optimizer.state and value:
-        return "optimizer: it has taken no step yet, and holds nothing before its first."
+    unique, states = list(model.parameters()), list(optimizer.state.values())
+    tensors = {
+        "parameters": unique,
+        "gradients": [p.grad for p in unique if p.grad is not None],
+        "optimizer": [t for state in states for t in state.values() if torch.is_tensor(t)],
+    }
+    elements = sum(t.numel() for t in tensors[kind])
+    twice = sum(p.nbytes for p in listed) - sum(p.nbytes for p in unique)
+    counters = sum(state["step"].nbytes for state in states if "step" in state)
+    table = [  # (kind, the value that the mistake gives, what it is)
+        (kind, elements, "that is the number of elements. How many bytes does one take?"),
+        (kind, 4 * elements, "you took 4 bytes for each element; this model's differ in dtype."),
+        ("parameters", right + twice, "a weight that two layers share lies in memory once; you "
+         "counted it twice."),
+        ("parameters", right + sum(b.nbytes for b in model.buffers()), "the buffers are none of "
+         "the three."),
+        ("parameters", sum(p.nbytes for p in unique if p.requires_grad), "a frozen parameter "
+         "takes memory, too."),
+        ("gradients", sum(p.nbytes for p in unique), "you counted one for each parameter, and not "
+         "each has one now."),
+        ("optimizer", right - counters, "you left out AdamW's step counters, a number for each "
+         "tensor."),
+        ("optimizer", 2 * sum(p.nbytes for p in unique), "you took two numbers for each parameter. "
+         "Ask this optimizer what it keeps."),
+    ]  # fmt: skip
+    for about, candidate, words in table:
+        if kind == about and value == candidate != right:
+            return words
+    if kind == "optimizer" and not states and value:
+        return "it has taken no step yet, and holds nothing before its first."
     more = "too many" if value > right else "too few"
-    return f"{kind}: {value:,.0f} bytes are {more}. Look at the tensors that are there."
+    return f"{value:,.0f} bytes are {more}. Look at the tensors that are there."
 
 
 STATE_BYTES = Task(
@@ -112,83 +140,137 @@ STATE_BYTES = Task(
 # -- 01.accumulate ---------------------------------------------------------------------------------
 
 
+HIDDEN = 16
+PARTS, COPIES = 8, 6  # what a part and the gradients may take: activations, weights
+
+
 def _accumulate_cases(rng: torch.Generator) -> list[Case]:
-    def case(batch: int, micro: int, kind: str = "", stale: bool = False) -> Case:
+    def model(
+        batches: list[tuple[int, int]], loss: str = "mse", dtype: Any = torch.float32, *more: int
+    ) -> dict[str, Any]:
+        """batches: (samples, micro batch) of each. more: dimensions of a sample beside the last."""
+
         def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=rng)
+            return torch.randn(*shape, generator=rng).to(dtype)
 
-        inputs = {
-            "weights": [draw(6, 5), draw(3, 6)],
-            "x": draw(batch, 5),
-            "y": draw(batch, 3),
-            "micro_batch": micro,
-            "stale": stale,
+        def target(samples: int) -> torch.Tensor:
+            if loss == "mse":
+                return draw(samples, *more, 3)
+            return torch.randint(3, (samples, *more), generator=rng)
+
+        return {
+            "weights": [draw(HIDDEN, 5), draw(3, HIDDEN)],
+            "loss": loss,
+            "batches": [
+                {"x": draw(samples, *more, 5), "y": target(samples), "micro_batch": micro}
+                for samples, micro in batches
+            ],
         }
-        before = ", gradients of the last step still there" if stale else ""
-        return Case(f"a batch of {batch} in parts of {micro}{before}", [inputs], kind)
 
-    return [case(8, 2), case(6, 6), case(7, 3, "short"), case(5, 4, "short"), case(8, 4, "", True)]
+    wide = model([(8, 4), (6, 1)], "mse", torch.float64, 2)
+    classes = model([(5, 4), (101, 2)], "cross entropy")
+    equal = [model([(96, 2), (6, 6), (8, 4)]), wide]
+    short = [model([(7, 3), (3, 8), (95, 3)]), classes]
+    return [
+        Case("equal parts", [{"models": equal}]),
+        Case("a short last part", [{"models": short}], "short"),
+    ]
 
 
-def _big_batch(x, y, weights, parts: list[slice], share=lambda n: 1.0) -> list[torch.Tensor]:
-    """The gradients of sum over parts of share(rows) * mean loss of the part."""
-    leaves = [w.clone().requires_grad_() for w in weights]
-    loss = torch.zeros(())
-    for part in parts:
-        out = torch.tanh(x[part] @ leaves[0].T) @ leaves[1].T
-        loss = loss + share(len(out)) * torch.nn.functional.mse_loss(out, y[part])
-    return list(torch.autograd.grad(loss, leaves))
+def _accumulated(seen: Observed):
+    """(words, the model, its batch, what the answer did, the gradients before) for each call."""
+    models, before = seen.case.inputs[0]["models"], {}
+    for got in seen.data[0]["log"]:
+        which, number = got["of"]
+        mine, batch = models[which], models[which]["batches"][number]
+        says = f"A batch of {len(batch['x'])} in parts of {batch['micro_batch']}"
+        ones = [torch.ones_like(w) for w in mine["weights"]]
+        yield says, mine, batch, got, before.get(which, ones)
+        before[which] = got["gradients"]
+
+
+def _gradients(mine: dict, batch: dict, weighted: list[tuple[slice, float]]) -> list[torch.Tensor]:
+    """The gradients of the sum of weight * mean loss over some parts of a batch."""
+    leaves = [w.clone().requires_grad_() for w in mine["weights"]]
+    total = torch.zeros((), dtype=leaves[0].dtype)
+    for part, weight in weighted:
+        out = torch.tanh(batch["x"][part] @ leaves[0].T) @ leaves[1].T
+        total = total + weight * LOSSES[mine["loss"]](out, batch["y"][part])
+    return list(torch.autograd.grad(total, leaves))
 
 
 def _accumulate_values(seen: Observed) -> str | None:
-    case, got = seen.case.inputs[0], seen.data[0]
-    x, y, weights, micro = case["x"], case["y"], case["weights"], case["micro_batch"]
-    parts = [slice(start, start + micro) for start in range(0, len(x), micro)]
-    right = _big_batch(x, y, weights, [slice(0, len(x))])
+    for says, mine, batch, got, before in _accumulated(seen):
+        if any(name.startswith("weights") for name in got["changed"]):
+            return "The weights have changed. Only gradients are asked for; the step comes later."
+        if got["changed"]:
+            return f"{says}: {got['changed'][0]} has changed."
+        if any(gradient is None for gradient in got["gradients"]):
+            return f"{says}: a parameter has no gradient at the end."
+        right = _gradients(mine, batch, [(slice(None), 1.0)])
+        if not _alike(got["gradients"], right):
+            return f"{says}: {_accumulate_cure(mine, batch, got['gradients'], right, before)}"
+    return None
 
-    def is_(*arguments: Any, plus: float = 0.0) -> bool:
-        like = _big_batch(x, y, weights, *arguments)
-        return all(close(g, w + plus) for g, w in zip(got["gradients"], like, strict=True))
 
-    if not all(close(g, w) for g, w in zip(got["weights"], weights, strict=True)):
-        return "The weights have changed. Only gradients are asked for; the step comes later."
-    if any(g is None for g in got["gradients"]):
-        return "A parameter has no gradient at the end."
-    if all(close(g, w) for g, w in zip(got["gradients"], right, strict=True)):
-        return None
-    if case["stale"] and is_([slice(0, len(x))], plus=1.0):
-        return "The gradients of the step before are still in the sum: begin with none."
-    if len(parts) > 1 and is_(parts):
-        return "The parts' gradients are added up, and each is of a mean: the sum is too large."
-    if is_(parts, lambda n: 1 / len(parts)):
-        return "Every part got the same weight, and the last part has fewer samples."
-    if is_(parts, lambda n: 1 / micro) or is_(parts, lambda n: micro / len(x)):
-        return "Each part was weighted as if it were full, and the last part has fewer samples."
-    if is_(parts[-1:]) or is_(parts[-1:], lambda n: n / len(x)):
-        return "Only the last part is left: something cleared the gradients between the parts."
-    whole = [part for part in parts if part.stop <= len(x)]
-    if len(whole) < len(parts) and (
-        is_(whole, lambda n: 1 / len(whole)) or is_(whole, lambda n: n / len(x))
-    ):
-        return "The samples that do not fill a part were left out."
-    return differs(got["gradients"][0], right[0], "The first layer's gradient") or differs(
-        got["gradients"][1], right[1], "The last layer's gradient"
-    )
+def _alike(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(close(g, w) for g, w in zip(got, wanted, strict=True))
+
+
+def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: list) -> str:
+    total, micro = len(batch["x"]), batch["micro_batch"]
+    parts = [slice(start, min(start + micro, total)) for start in range(0, total, micro)]
+    lengths = [part.stop - part.start for part in parts]
+    full, last = parts[: total // micro], parts[-1]
+    table: list[tuple[str, list[tuple[slice, float]]]] = [
+        ("the parts' gradients are added up, and each is of a mean: the sum is too large.",
+         [(part, 1.0) for part in parts]),
+        ("every part got the same weight, and the last part has fewer samples.",
+         [(part, 1 / len(parts)) for part in parts]),
+        ("each part was weighted as if it were full, and the last part has fewer samples.",
+         [(part, micro / total) for part in parts]),
+        ("each part was weighted as if it were full, and the last part has fewer samples.",
+         [(part, 1 / micro) for part in parts]),
+        ("only the last part is left: something cleared the gradients between the parts.",
+         [(last, lengths[-1] / total)]),
+        ("only the last part is left: something cleared the gradients between the parts.",
+         [(last, 1.0)]),
+        ("the samples that do not fill a part were left out.",
+         [(part, micro / total) for part in full]),
+        ("the samples that do not fill a part were left out.",
+         [(part, 1 / max(1, len(full))) for part in full]),
+    ]  # fmt: skip
+    if _alike(got, [a + b for a, b in zip(right, before, strict=True)]):
+        return "the gradients of the step before are still in the sum: begin with none."
+    for words, weighted in table:
+        if weighted and _alike(got, _gradients(mine, batch, weighted)):
+            return words
+    names = ("the first layer's gradient", "the last layer's gradient")
+    told = (differs(*pair) for pair in zip(got, right, names, strict=True))
+    return next(filter(None, told))
 
 
 def _accumulate_memory(seen: Observed) -> str | None:
-    micro = seen.case.inputs[0]["micro_batch"]
-    events = seen.data[0]["events"]
-    sizes = [size for name, size in events if name == "forward"]
-    if not sizes or max(sizes) > micro:
-        return (
-            f"A forward saw {max(sizes, default=0)} samples at once; only {micro} fit the memory."
-        )
-    if any(a == b == "forward" for (a, _), (b, _) in pairwise(events)):
-        return (
-            "A second forward began before the backward of the first: the activations of both "
-            "were in memory. Call backward for each part."
-        )
+    for says, mine, batch, got, _ in _accumulated(seen):
+        micro, events = batch["micro_batch"], got["events"]
+        samples = max((size for name, size in events if name == "forward"), default=0)
+        if not samples:
+            return f"{says}: nothing went through the model. Call model(part)."
+        if samples > micro:
+            return f"{says}: a forward saw {samples} samples at once; only {micro} fit the memory."
+        if any(a == b == "forward" for (a, _), (b, _) in pairwise(events)):
+            return (
+                f"{says}: a second forward began before the backward of the first: the activations "
+                "of both were in memory. Call backward for each part."
+            )
+        weights, size = sum(w.nbytes for w in mine["weights"]), mine["weights"][0].itemsize
+        rows = micro * batch["x"][0].numel() // batch["x"].shape[-1]
+        most = PARTS * rows * (HIDDEN + 3) * size + COPIES * weights
+        if got["peak"] > most:
+            return (
+                f"{says}: {got['peak']:,} bytes were held at once beside the weights, and one "
+                f"part takes less than {most:,}. What keeps the activations of the parts before?"
+            )
     return None
 
 
@@ -222,43 +304,75 @@ INF, NAN = float("inf"), float("nan")
 
 
 def _scaled_cases(rng: torch.Generator) -> list[Case]:
-    def case(says: str, bad: dict[int, tuple[int, float]], interval: int, kind: str = "") -> Case:
+    def run(
+        says: str,
+        bad: dict[int, tuple[int, float]],
+        interval: int = 100,
+        optimizer: str = "SGD with momentum",
+        scale: float = 1024.0,
+        good_steps: int = 0,
+    ) -> dict[str, Any]:
         """bad: at which step which of the gradients holds which value."""
-        steps = [[torch.randn(s, generator=rng) for s in ((3, 2), (4,))] for _ in range(6)]
+        forms = [((3, 2), torch.float32), ((4,), torch.float64), ((5,), torch.float32)]
+
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(shape, generator=rng).to(dtype) for shape, dtype in forms]
+
+        steps = [drawn() for _ in range(6)]
         for step, (which, value) in bad.items():
             steps[step][which].view(-1)[1] = value
-        weights = [torch.randn(s, generator=rng) for s in ((3, 2), (4,))]
-        inputs = {"weights": weights, "steps": steps, "scale": 1024.0, "interval": interval}
-        return Case(says, [inputs], kind)
+        scaler = {"scale": scale, "good_steps": good_steps, "interval": interval}
+        return {"says": says, "weights": drawn(), "steps": steps, "optimizer": optimizer,
+                "scaler": scaler}  # fmt: skip
 
+    def case(says: str, kind: str, *runs: dict[str, Any]) -> Case:
+        return Case(says, [{"runs": list(runs)}], kind)
+
+    bad = {1: (0, INF)}
     return [
-        case("six good steps", {}, 100),
-        case("an inf in the first tensor", {2: (0, INF)}, 100, "overflow"),
-        case("a nan in the second tensor", {1: (1, NAN)}, 100, "overflow"),
-        case("a -inf in the second tensor", {3: (1, -INF)}, 100, "overflow"),
-        case("the scale may grow after 2 good steps", {}, 2, "growth"),
-        case("good, overflow, then good steps", {1: (0, INF)}, 2, "growth"),
+        case(
+            "good steps",
+            "",
+            run("six good steps", {}),
+            run("six good steps of AdamW", {}, optimizer="AdamW", scale=24.0),
+        ),
+        case(
+            "overflows",
+            "overflow",
+            run("an inf in the first tensor", {2: (0, INF)}),
+            run("a nan in the second tensor", {1: (1, NAN)}, scale=24.0),
+            run("a -inf in the last tensor", {3: (2, -INF)}, optimizer="AdamW"),
+            run("three overflows, two in a row", {0: (1, INF), 3: (0, NAN), 4: (2, NAN)}),
+        ),
+        case(
+            "the scale may grow",
+            "growth",
+            run("to grow after 2 good steps", {}, 2),
+            run("good, overflow, then good steps, to grow after 2", bad, 2),
+            run("one good step done before, to grow after 4", {}, 4, good_steps=1),
+            run("to grow after each good step, one overflow", bad, 1, scale=3.0),
+        ),
     ]
 
 
-def _replay(case: dict[str, Any]) -> list[dict[str, Any]]:
+def _replay(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What a right answer leaves after each step."""
-    parameters = [w.clone() for w in case["weights"]]
-    momenta: list[torch.Tensor | None] = [None, None]
-    scale, good, log = case["scale"], 0, []
-    for gradients in case["steps"]:
+    parameters = [torch.nn.Parameter(w.clone()) for w in run["weights"]]
+    optimizer = OPTIMIZERS[run["optimizer"]](parameters)
+    scale, good, log = run["scaler"]["scale"], run["scaler"]["good_steps"], []
+    for gradients in run["steps"]:
         stepped = all(g.isfinite().all() for g in gradients)
         if stepped:
-            for i, g in enumerate(gradients):
-                momenta[i] = g.clone() if momenta[i] is None else 0.5 * momenta[i] + g
-                parameters[i] = parameters[i] - 0.5 * momenta[i]
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
             good += 1
-            if good == case["interval"]:
+            if good == run["scaler"]["interval"]:
                 scale, good = scale * 2, 0
         else:
             scale, good = scale / 2, 0
-        now = {"stepped": bool(stepped), "scale": scale, "good_steps": good}
-        log.append(now | {"weights": list(parameters)})
+        weights = [p.detach().clone() for p in parameters]
+        log.append({"stepped": stepped, "scale": scale, "good_steps": good, "weights": weights})
     return log
 
 
@@ -269,52 +383,68 @@ def _yes_or_no(got: Any) -> Any:
     return got
 
 
+def _replayed(seen: Observed):
+    """(run, [(what the answer left, what is right) after each step]) for each run."""
+    runs = seen.case.inputs[0]["runs"]
+    for run, log in zip(runs, seen.data[0]["logs"], strict=True):
+        yield run, list(zip(log, _replay(run), strict=True))
+
+
 def _scaled_values(seen: Observed) -> str | None:
-    case = seen.case.inputs[0]
-    before = case["weights"]
-    for step, (got, right) in enumerate(zip(seen.data[0]["log"], _replay(case), strict=True)):
-        finite = all(w.isfinite().all() for w in got["weights"])
-        moved = [not close(a, b) for a, b in zip(got["weights"], before, strict=True)]
-        if not right["stepped"] and any(moved):
-            if not finite:
-                return f"Step {step} wrote inf or nan into the weights: a gradient was not finite."
-            return (
-                f"Step {step} moved some weights. One bad gradient means no step for any of them."
-            )
-        for got_w, right_w in zip(got["weights"], right["weights"], strict=True):
-            if not close(got_w, right_w):
-                if right["stepped"] and not any(moved):
-                    return f"Step {step} was left out, and all its gradients were finite."
-                return (
-                    f"After step {step} the weights are off. Was the gradient divided by the scale "
-                    "that the loss was multiplied with, once?"
-                )
-        if _yes_or_no(got["stepped"]) is not right["stepped"]:
-            word = "a step was made" if right["stepped"] else "the step was skipped"
-            return (
-                f"Step {step} returned {got['stepped']!r}: return {right['stepped']}, for {word}."
-            )
-        before = right["weights"]
+    for run, steps in _replayed(seen):
+        before = run["weights"]
+        for step, (got, right) in enumerate(steps):
+            if wrong := _scaled_cure(step, got, right, before):
+                return f"{wrong} The run: {run['says']}."
+            before = right["weights"]
+    return None
+
+
+def _scaled_cure(step: int, got: dict, right: dict, before: list[torch.Tensor]) -> str | None:
+    moved = [not close(a, b) for a, b in zip(got["weights"], before, strict=True)]
+    if not right["stepped"] and any(moved):
+        if not all(w.isfinite().all() for w in got["weights"]):
+            return f"Step {step} wrote inf or nan into the weights: a gradient was not finite."
+        return f"Step {step} moved some weights. One bad gradient means no step for any of them."
+    if not _alike(got["weights"], right["weights"]):
+        if not any(moved):
+            return f"Step {step} was left out, and all its gradients were finite."
+        return (
+            f"After step {step} the weights are off. Was the gradient divided by the scale that "
+            "the loss was multiplied with, once?"
+        )
+    if _yes_or_no(got["stepped"]) is not right["stepped"]:
+        word = "a step was made" if right["stepped"] else "the step was skipped"
+        return f"Step {step} returned {got['stepped']!r}: return {right['stepped']}, for {word}."
+    if not got["cleared"]:
+        return f"After step {step} gradients are still there: the next backward would add to them."
     return None
 
 
 def _scaled_scale(seen: Observed) -> str | None:
-    case = seen.case.inputs[0]
-    previous = {"scale": case["scale"], "good_steps": 0}
-    for step, (got, right) in enumerate(zip(seen.data[0]["log"], _replay(case), strict=True)):
-        scale = number(got["scale"])
-        if scale != right["scale"]:
-            if not right["stepped"]:
-                return f"After the overflow in step {step} the scale must be half of what it was."
-            if right["scale"] == previous["scale"]:
-                return (
-                    f"The scale changed in step {step}, before {case['interval']} good steps in a "
-                    "row. Does an overflow start the count anew?"
-                )
-            return f"After step {step}, {case['interval']} good steps in a row, it must be doubled."
-        if number(got["good_steps"]) != right["good_steps"]:
-            return f"After step {step} good_steps is {got['good_steps']}: count steps in a row."
-        previous = right
+    for run, steps in _replayed(seen):
+        scale, interval = run["scaler"]["scale"], run["scaler"]["interval"]
+        for step, (got, right) in enumerate(steps):
+            if wrong := _scale_cure(step, got["scaler"], right, scale, interval):
+                return f"{wrong} The run: {run['says']}."
+            scale = right["scale"]
+    return None
+
+
+def _scale_cure(step: int, got: dict, right: dict, before: float, interval: int) -> str | None:
+    if number(got["scale"]) != right["scale"]:
+        if not right["stepped"]:
+            return f"After the overflow in step {step} the scale must be half of what it was."
+        if right["scale"] == before:
+            return (
+                f"The scale changed in step {step}, before {interval} good steps in a row. Does an "
+                "overflow start the count anew?"
+            )
+        return f"After step {step} and {interval} good steps in a row, it must be doubled."
+    if number(got["good_steps"]) != right["good_steps"]:
+        return f"After step {step} good_steps is {got['good_steps']}: count steps in a row."
+    if number(got["interval"]) != interval:
+        return f"After step {step} the interval is {got['interval']}: it is not yours to change."
     return None
 
 

@@ -7,26 +7,32 @@ from typing import Any
 
 import torch
 
-
-def tree_broadcast(answer: Callable[..., Any], *, tensor: torch.Tensor, root: int) -> dict:
-    """tensor: what this rank begins with. Changed in place."""
-    mine = tensor.clone()
-    answer(mine, root)
-    return {"tensor": mine}
+from ...wire import span
 
 
-def ring_all_reduce(answer: Callable[..., Any], *, tensor: torch.Tensor) -> dict:
-    """tensor: 1-D, of any length. Changed in place."""
-    mine = tensor.clone()
-    answer(mine)
-    return {"tensor": mine}
+def tree_broadcast(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """calls: the "tensor" that this rank begins with, changed in place, and the "root"."""
+    for number, call in enumerate(calls):
+        with span(f"call {number}"):
+            answer(call["tensor"], call["root"])
+    return {"tensors": [call["tensor"] for call in calls]}
 
 
-def reduce_scatter(answer: Callable[..., Any], *, tensor: torch.Tensor) -> dict:
-    """tensor: 1-D, of any length; must stay as it is."""
-    mine = tensor.clone()
-    shard = answer(mine)
-    return {"shard": shard, "tensor": mine}
+def ring_all_reduce(answer: Callable[..., Any], *, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """tensors: for each call, 1-D, of any length. Changed in place."""
+    for number, tensor in enumerate(tensors):
+        with span(f"call {number}"):
+            answer(tensor)
+    return {"tensors": tensors}
+
+
+def reduce_scatter(answer: Callable[..., Any], *, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """tensors: for each call, 1-D, of any length; must stay as they are."""
+    shards = []
+    for number, tensor in enumerate(tensors):
+        with span(f"call {number}"):
+            shards.append(answer(tensor))
+    return {"shards": shards, "tensors": tensors}
 
 
 def hangs(answer: Callable[..., Any]) -> dict:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
+from collections.abc import Callable
 from math import ceil, log2
 from typing import Any
 
@@ -11,9 +12,24 @@ import torch
 from ...grade.chance import apart
 from ...grade.compare import close, differs
 from ...grade.task import Aspect, Case, Observed, Task
-from ...grade.vocabulary import padded_shards, world_name
+from ...grade.vocabulary import explain, padded_shards, world_name
 
 MESSAGES = ("send", "recv")
+
+
+def _each_call(judge: Callable[[Observed, int], str | None]) -> Callable[[Observed], str | None]:
+    """A judge of one call of the answer, made a judge of all calls of a case."""
+
+    def judge_all(seen: Observed) -> str | None:
+        told = (judge(seen, number) for number in range(len(seen.data[0]["tensors"])))
+        return next(filter(None, told), None)
+
+    return judge_all
+
+
+def _begun(case: Case, number: int) -> list[torch.Tensor]:
+    """The tensors that the ranks began a call with."""
+    return [rank["tensors"][number] for rank in case.inputs]
 
 
 def _only_messages(seen: Observed, what: str) -> str | None:
@@ -28,21 +44,35 @@ def _only_messages(seen: Observed, what: str) -> str | None:
 
 
 def _tree_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, root: int, kind: str = "") -> Case:
-        inputs = [{"tensor": torch.randn(5, 3, generator=rng), "root": root} for _ in range(world)]
-        return Case(f"{world_name(world)}, root {root}", inputs, kind)
+    forms = [((5, 3), torch.float32), ((2, 3, 2), torch.float64), ((), torch.int64)]
 
-    return [case(1, 0), case(2, 0), case(3, 0), case(4, 0), case(7, 0), case(3, 1, "root"),
-            case(4, 2, "root"), case(5, 4, "root")]  # fmt: skip
+    def case(world: int, *roots: int, kind: str = "") -> Case:
+        def call(number: int, root: int) -> dict[str, Any]:
+            shape, dtype = forms[number % len(forms)]
+            drawn = 1000 * torch.randn(shape, generator=apart(rng))
+            return {"tensor": drawn.to(dtype), "root": root}
+
+        inputs = [{"calls": [call(*pair) for pair in enumerate(roots)]} for _ in range(world)]
+        each = "root" if len(set(roots)) == 1 else "roots"
+        says = f"{world_name(world)}, {each} {', '.join(map(str, dict.fromkeys(roots)))}"
+        return Case(says, inputs, kind)
+
+    return [case(4, 0, 0, 0), case(1, 0), case(2, 0, 0), case(3, 0, 0), case(7, 0),
+            case(3, 1, 2, 0, kind="root"), case(4, 2, 3, kind="root"),
+            case(5, 4, kind="root")]  # fmt: skip
 
 
 def _tree_values(seen: Observed) -> str | None:
-    root = seen.case.inputs[0]["root"]
-    begun = [rank["tensor"] for rank in seen.case.inputs]
+    return _each_call(_tree_value)(seen)
+
+
+def _tree_value(seen: Observed, number: int) -> str | None:
+    calls = [rank["calls"][number] for rank in seen.case.inputs]
+    root, begun = calls[0]["root"], [call["tensor"] for call in calls]
     wrong = [
-        (rank, got["tensor"])
+        (rank, got["tensors"][number])
         for rank, got in enumerate(seen.data)
-        if not close(got["tensor"], begun[root], bitwise=True)
+        if not close(got["tensors"][number], begun[root], bitwise=True)
     ]
     for rank, tensor in wrong:
         for other in range(seen.case.world):
@@ -50,17 +80,22 @@ def _tree_values(seen: Observed) -> str | None:
                 return f"Rank {rank} has rank {other}'s tensor, and the root is rank {root}."
     for rank, tensor in wrong:
         if close(tensor, begun[rank], bitwise=True):
+            if "recv" in seen.ops(rank, f"call {number}"):
+                return (
+                    f"Rank {rank} received, and the tensor that it was handed is what it was: "
+                    "receive into that one; `tensor = ...` only gives the name to another."
+                )
             return f"Rank {rank} still has its own tensor: nobody sent it the root's."
         return differs(tensor, begun[root], f"Rank {rank}'s tensor", bitwise=True)
     return None
 
 
-def rounds(seen: Observed) -> int:
+def rounds(seen: Observed, during: str | None = None) -> int:
     """Rounds that the messages take when a rank sends or receives one message at a time.
 
     A message begins when both ends are free. Sends and receives between two ranks pair up in order.
     """
-    queues = [deque(seen.calls(rank)) for rank in range(seen.case.world)]
+    queues = [deque(seen.calls(rank, during)) for rank in range(seen.case.world)]
     free = [0] * seen.case.world
     while any(queues):
         for rank, queue in enumerate(queues):
@@ -77,35 +112,39 @@ def rounds(seen: Observed) -> int:
 
 
 def _tree_messages(seen: Observed) -> str | None:
-    if wrong := _only_messages(seen, "the broadcast"):
-        return wrong
+    return _only_messages(seen, "the broadcast") or _each_call(_tree_count)(seen)
+
+
+def _tree_count(seen: Observed, number: int) -> str | None:
     world = seen.case.world
-    sends = [c for rank in range(world) for c in seen.calls(rank) if c.op == "send"]
-    if len(sends) != world - 1:
-        return (
-            f"There were {len(sends)} messages. {world - 1} are enough: every rank but the root "
-            "receives once."
-        )
-    return None
+    sends = sum(seen.ops(rank, f"call {number}").count("send") for rank in range(world))
+    if sends == world - 1:
+        return None
+    return (
+        f"There were {sends} messages. {world - 1} are enough: every rank but the root receives "
+        "once."
+    )
 
 
 def _tree_rounds(seen: Observed) -> str | None:
     if _tree_messages(seen):
         return "Rounds are counted when there are N - 1 messages."
-    world = seen.case.world
-    least, needed = ceil(log2(world)), rounds(seen)
+    return _each_call(_tree_round)(seen)
+
+
+def _tree_round(seen: Observed, number: int) -> str | None:
+    world, during = seen.case.world, f"call {number}"
+    least, needed = ceil(log2(world)), rounds(seen, during)
     if needed <= least:
         return None
-    root = seen.case.inputs[0]["root"]
-    sends = defaultdict(int)
-    for rank in range(world):
-        sends[rank] = seen.ops(rank).count("send")
+    root = seen.case.inputs[0]["calls"][number]["root"]
+    sends = [seen.ops(rank, during).count("send") for rank in range(world)]
     if sends[root] == world - 1:
         return (
             f"The root sends to all others, one after another: {needed} rounds. Whoever has the "
             f"tensor can help: {least} rounds are enough."
         )
-    if max(sends.values()) == 1:
+    if max(sends) == 1:
         return (
             f"The tensor goes from one rank to the next: {needed} rounds. In every round, all that "
             f"have it can send: {least} rounds are enough."
@@ -141,34 +180,46 @@ TREE = Task(
 
 
 def _ring_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, length: int, kind: str = "") -> Case:
-        inputs = [{"tensor": torch.randn(length, generator=apart(rng))} for _ in range(world)]
-        return Case(f"{world_name(world)}, {length} elements", inputs, kind)
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(length, generator=apart(rng)).to(dtype) for length in lengths]
 
-    return [case(1, 6), case(2, 8), case(3, 12), case(4, 8000), case(3, 10, "uneven"),
-            case(4, 1003, "uneven"), case(4, 3, "uneven")]  # fmt: skip
+        inputs = [{"tensors": drawn()} for _ in range(world)]
+        name = "" if dtype is torch.float32 else ", float64"
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} elements{name}"
+        return Case(says, inputs, kind)
+
+    return [case(3, 12, 600), case(1, 6), case(2, 8, 8), case(4, 8000),
+            case(3, 10, 11, 2, kind="uneven"), case(4, 1003, 3, kind="uneven"),
+            case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
 
 
 def _ring_values(seen: Observed) -> str | None:
-    parts = [rank["tensor"] for rank in seen.case.inputs]
-    right, world = torch.stack(parts).sum(0), seen.case.world
+    return _each_call(_ring_value)(seen)
+
+
+def _ring_value(seen: Observed, number: int) -> str | None:
+    parts, world = _begun(seen.case, number), seen.case.world
+    right = torch.stack(parts).sum(0)
     for rank, got in enumerate(seen.data):
-        if (wrong := differs(got["tensor"], right, f"Rank {rank}'s tensor")) is None:
+        tensor = got["tensors"][number]
+        mistakes = {
+            "is the mean. An all-reduce with SUM gives the sum.": right / world,
+            "is what it began with: put the sum into the tensor that it was given.": parts[rank],
+        }
+        told = explain(tensor, right, f"Rank {rank}'s tensor", mistakes)
+        if told is None:
             continue
-        if close(got["tensor"], right / world):
-            return f"Rank {rank} has the mean. An all-reduce with SUM gives the sum."
-        if close(got["tensor"], parts[rank]):
-            return f"Rank {rank} has what it began with: put the sum into the tensor it was given."
-        if type(got["tensor"]) is torch.Tensor and got["tensor"].shape == right.shape:
-            good = (got["tensor"] - right).abs() < 1e-3
+        if type(tensor) is torch.Tensor and tensor.shape == right.shape:
+            good = (tensor - right).abs() < 1e-3
             if good.any() and not good.all():
                 first = int((~good).nonzero()[0])
                 return (
                     f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements; from "
-                    f"element {first} on it is not. Does every chunk go all the way round, and "
-                    "does the last, shorter one?"
+                    f"element {first} on it is not. Does every chunk go all the way round, does "
+                    "the last, shorter one, and is each message waited for before it is used?"
                 )
-        return wrong
+        return told
     return None
 
 
@@ -186,12 +237,15 @@ def _ring_messages(seen: Observed) -> str | None:
 
 
 def _ring_bytes(seen: Observed) -> str | None:
-    world = seen.case.world
-    tensor = seen.case.inputs[0]["tensor"]
+    return _each_call(_ring_byte)(seen)
+
+
+def _ring_byte(seen: Observed, number: int) -> str | None:
+    world, tensor = seen.case.world, _begun(seen.case, number)[0]
     length, size = tensor.numel(), tensor.element_size()
     most = 2 * (world - 1) * ceil(length / world) * size
     for rank in range(world):
-        sent = seen.sent(rank)
+        sent = seen.sent(rank, f"call {number}")
         if sent <= most:
             continue
         if sent >= 2 * (world - 1) * length * size:
@@ -205,11 +259,15 @@ def _ring_bytes(seen: Observed) -> str | None:
 
 
 def _ring_rounds(seen: Observed) -> str | None:
-    world = seen.case.world
-    for rank in range(world):
-        sends = seen.ops(rank).count("send")
-        if sends > 2 * (world - 1):
-            return f"Rank {rank} sent {sends} messages; a ring takes 2(N-1) = {2 * (world - 1)}."
+    return _each_call(_ring_round)(seen)
+
+
+def _ring_round(seen: Observed, number: int) -> str | None:
+    most = 2 * (seen.case.world - 1)
+    for rank in range(seen.case.world):
+        sends = seen.ops(rank, f"call {number}").count("send")
+        if sends > most:
+            return f"Rank {rank} sent {sends} messages; a ring takes 2(N-1) = {most}."
     return None
 
 
@@ -243,32 +301,37 @@ RING = Task(
 
 
 def _scatter_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, length: int, kind: str = "", dtype=torch.float32) -> Case:
-        draws = [torch.randn(length, generator=apart(rng)).to(dtype) for _ in range(world)]
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(length, generator=apart(rng)).to(dtype) for length in lengths]
+
         name = "" if dtype is torch.float32 else ", bfloat16"
-        says = f"{world_name(world)}, {length} elements{name}"
-        return Case(says, [{"tensor": tensor} for tensor in draws], kind)
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} elements{name}"
+        return Case(says, [{"tensors": drawn()} for _ in range(world)], kind)
 
     bf16 = torch.bfloat16
-    return [case(1, 5), case(2, 8), case(3, 600), case(4, 16), case(3, 10, "uneven"),
-            case(4, 1001, "uneven"), case(3, 90, "bf16", bf16)]  # fmt: skip
+    return [case(3, 600, 12), case(1, 5), case(2, 8, 8), case(4, 16),
+            case(3, 10, 11, 1, kind="uneven"), case(4, 1001, 2, kind="uneven"),
+            case(3, 900, 100, kind="bf16", dtype=bf16)]  # fmt: skip
 
 
-def _shards(case: Case) -> list[torch.Tensor]:
+def _shards(case: Case, number: int) -> list[torch.Tensor]:
     """What each rank should return: summed in float32, rounded once."""
-    parts = [rank["tensor"] for rank in case.inputs]
-    total = parts[0].float()
-    for part in parts[1:]:
-        total = total + part.float()
+    parts = _begun(case, number)
+    total = torch.stack([part.float() for part in parts]).sum(0)
     return padded_shards([total.to(parts[0].dtype)], case.world)
 
 
 def _scatter_values(seen: Observed) -> str | None:
-    right, world = _shards(seen.case), seen.case.world
-    exact = right[0].dtype is torch.bfloat16
+    return _each_call(_scatter_value)(seen)
+
+
+def _scatter_value(seen: Observed, number: int) -> str | None:
+    right, world = _shards(seen.case, number), seen.case.world
+    exact, size = right[0].dtype is torch.bfloat16, len(right[0])
     for rank, got in enumerate(seen.data):
-        shard, mine = got["shard"], seen.case.inputs[rank]["tensor"]
-        if not close(got["tensor"], mine, bitwise=True):
+        shard, mine = got["shards"][number], _begun(seen.case, number)[rank]
+        if not close(got["tensors"][number], mine, bitwise=True):
             return f"Rank {rank}'s input has changed; it must stay as it is."
         if close(shard, right[rank], bitwise=exact):
             continue
@@ -282,29 +345,36 @@ def _scatter_values(seen: Observed) -> str | None:
                 return f"Rank {rank} has the shard of rank {other}."
         if close(shard, right[rank] / world):
             return f"Rank {rank} has the mean of its shard; the sum is asked for."
-        size = len(right[rank])
-        if close(shard, torch.nn.functional.pad(mine, (0, size * world)).split(size)[rank]):
+        if close(shard, padded_shards([mine], world)[rank]):
             return f"Rank {rank} has its own part of its own tensor: nothing was added up."
-        if type(shard) is torch.Tensor and shard.numel() == len(mine) and world > 1:
+        if type(shard) is torch.Tensor and shard.numel() >= len(mine) > size:
             return f"Rank {rank} has the whole sum. It should keep its shard of {size} elements."
         return differs(shard, right[rank], f"Rank {rank}'s shard")
     return None
 
 
 def _scatter_bytes(seen: Observed) -> str | None:
-    world = seen.case.world
-    tensor = seen.case.inputs[0]["tensor"]
-    part, length = ceil(tensor.numel() / world), tensor.numel()
-    most = (world - 1) * part * tensor.element_size()
+    return _each_call(_scatter_byte)(seen)
+
+
+def _scatter_byte(seen: Observed, number: int) -> str | None:
+    world, tensor, during = seen.case.world, _begun(seen.case, number)[0], f"call {number}"
+    length, size = tensor.numel(), tensor.element_size()
+    part = ceil(length / world)
+    most = (world - 1) * part * size
     for rank in range(world):
-        ops, sent = seen.ops(rank), seen.sent(rank)
+        calls, sent = seen.calls(rank, during), seen.sent(rank, during)
         own = min(part, max(0, length - rank * part))
-        least = (length - own) * tensor.element_size()  # padding need not travel
+        least = (length - own) * size  # padding need not travel
         if sent > most:
-            first = ops[0] if len(ops) == 1 else " and ".join(sorted(set(ops)))
+            with_ = " and ".join(sorted({call.op for call in calls}))
+            wide = {call.dtype for call in calls} == {"float32"} and size == 2
+            how = "Send every other rank its part, and nothing else."
+            if wide and sent <= 2 * most:
+                how = "It travels in float32: send its 16 bits, and widen what has come."
             return (
-                f"Rank {rank} sent {sent:,} bytes with {first}; (N-1)/N of the tensor is {most:,}. "
-                "Send every other rank its part, and nothing else."
+                f"Rank {rank} sent {sent:,} bytes with {with_}; (N-1)/N of the tensor is {most:,}. "
+                f"{how}"
             )
         if sent < least:
             return f"Rank {rank} sent {sent:,} bytes, and the others' parts are {least:,}."
@@ -343,6 +413,7 @@ ASK = {  # what a wrong answer is told, and never the right one
     "B": "Run it: `launch` names two calls that meet. Which rank is the only one to make its call?",
     "C": "Write down, rank by rank, who sends to whom. Which message has no other end?",
 }
+CALLS = ("all_reduce", "barrier", "broadcast", "send", "recv")
 FORM = 'Return a dict: {"A": (rank, "call"), "B": (rank, "call"), "C": (rank, "call")}.'
 
 
@@ -357,6 +428,8 @@ def _form(seen: Observed) -> str | None:
     for program, given in named.items():
         if type(given) is not list or [type(part) for part in given] != [int, str]:
             return f'Program {program}: give a pair, a rank and the name of a call: (0, "send").'
+        if given[0] not in range(3) or given[1].removeprefix("dist.") not in CALLS:
+            return f"Program {program}: the ranks are 0 to 2, and the calls are {', '.join(CALLS)}."
     return None
 
 
@@ -367,8 +440,8 @@ def _named(program: str):
         if (rank, call.removeprefix("dist.")) == (culprit, missing):
             return None
         if rank == culprit:
-            return f"Program {program}: the right rank, and another call. {ASK[program]}"
-        return f"Program {program}: rank {rank} is not where it begins. {ASK[program]}"
+            return f"The right rank, and another call. {ASK[program]}"
+        return f"Rank {rank} is not where it begins. {ASK[program]}"
 
     return judge
 
@@ -381,7 +454,7 @@ HANGS = Task(
     minutes=10,
     cases=_hangs_cases,
     aspects=(
-        Aspect("a rank and a call for each program", 0, _form),
+        Aspect("a rank and a call for each program", 1, _form),
         *(Aspect(f"program {name}", 1, _named(name)) for name in CULPRITS),
     ),
     hints=(

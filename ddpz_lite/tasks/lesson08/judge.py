@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import torch
 
-from ...grade.compare import number
+from ...grade.compare import whole
 from ...grade.task import Aspect, Case, Observed, Task
+from ...grade.vocabulary import world_name
 
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that the optimizer keeps per parameter
+STAGES = (0, 1, 2, 3)
 
 
 def _kinds(precision: str, optimizer: str) -> tuple[int, int, int]:
@@ -19,91 +26,156 @@ def _kinds(precision: str, optimizer: str) -> tuple[int, int, int]:
     return 2, 2, 4 + 4 * STATES[optimizer]  # with the fp32 copy
 
 
-def state_bytes(num_params: int, world: int, stage: int, precision: str, optimizer: str) -> int:
-    shard = -(-num_params // world)
-    whole = _kinds(precision, optimizer)
-    sharded = (stage >= 3, stage >= 2, stage >= 1)
-    return sum(b * (shard if s else num_params) for b, s in zip(whole, sharded, strict=True))
+def state_bytes(
+    num_params: int,
+    world: int,
+    stage: int,
+    precision: str,
+    optimizer: str,
+    *,
+    begins: tuple[int, int, int] = (3, 2, 1),
+    more: tuple[int, int, int] = (0, 0, 0),
+    everywhere: int = 0,
+    shard: Callable[[int, int], float] = lambda psi, world: -(-psi // world),
+) -> float:
+    """Bytes on a rank, or those that a mistake gives.
+
+    begins: the stage from which (parameters, gradients, optimizer) are sharded. more: bytes per
+    parameter that are added to each. everywhere: bytes per parameter that are added, never sharded.
+    shard: the elements of a part.
+    """
+    part = shard(num_params, world)
+    kinds = zip(_kinds(precision, optimizer), more, begins, strict=True)
+    sums = ((size + extra) * (part if stage >= first else num_params)
+            for size, extra, first in kinds)  # fmt: skip
+    return sum(sums) + everywhere * num_params
 
 
 # -- 08.state_bytes --------------------------------------------------------------------------------
 
 
-def _question(rng: torch.Generator, **fixed: Any) -> dict[str, Any]:
-    def one_of(values: list) -> Any:
-        return values[int(torch.randint(len(values), (), generator=rng))]
+def _parameters(rng: torch.Generator) -> int:
+    """A number of parameters that all worlds below divide."""
+    return int(torch.randint(100_000, 10_000_000, (), generator=rng)) * 192
 
-    drawn = {
-        "num_params": int(torch.randint(10_000, 10_000_000, (), generator=rng)) * 64,
-        "world": one_of([2, 4, 8, 16, 64]),
-        "stage": one_of([0, 1, 2, 3]),
-        "precision": "fp32",
-        "optimizer": "adamw",
-    }
-    return drawn | fixed
+
+EVEN = 192 * 1009  # parameters that all worlds below divide
+UNEVEN = (1_000_003, 1)
+# Kind of a case -> what makes its questions plainer. They are asked both ways, and judged where the
+# plainer one is answered right: so one mistake is told once.
+PLAINER = {"mixed": {"precision": "fp32"}, "uneven": {"num_params": EVEN}}
 
 
 def _bytes_cases(rng: torch.Generator) -> list[Case]:
-    fp32 = [_question(rng, stage=stage) for stage in (0, 1, 2, 3)]
-    mixed = [_question(rng, stage=stage, precision="mixed") for stage in (0, 1, 2, 3)]
-    others = [
-        _question(rng, precision=precision, optimizer=optimizer)
-        for precision in ("fp32", "mixed")
-        for optimizer in ("sgd", "momentum", "adamw")
-    ]
-    uneven = [_question(rng, stage=stage, num_params=1_000_003, world=8) for stage in (1, 2, 3)]
-    uneven.append(_question(rng, stage=3, num_params=1, world=4, precision="mixed"))
+    def case(
+        says: str, kind: str, forms: Iterable[tuple[str, str]], worlds: tuple[int, ...], *psi: int
+    ) -> Case:
+        asked = [
+            {
+                "num_params": one or _parameters(rng),
+                "world": world,
+                "stage": stage,
+                "precision": precision,
+                "optimizer": optimizer,
+            }
+            for one in psi or [0]
+            for precision, optimizer in forms
+            for world in worlds
+            for stage in STAGES
+        ]
+        plainer = [q | PLAINER.get(kind, {}) for q in asked]
+        return Case(says, [{"questions": [*plainer, *asked]}], kind)
+
+    adamw = [("fp32", "adamw")]
+    mixed, fp32 = ([(precision, o) for o in STATES] for precision in ("mixed", "fp32"))
     return [
-        Case("AdamW in fp32", [{"questions": fp32}]),
-        Case("AdamW, mixed precision", [{"questions": mixed}], "mixed"),
-        Case("other optimizers", [{"questions": others}], "other"),
-        Case("parameters that N does not divide", [{"questions": uneven}], "uneven"),
+        case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 64)),
+        case("mixed precision", "mixed", mixed, (1, 2, 3, 4, 64)),
+        case("other optimizers", "other", fp32, (1, 2, 3, 4, 64)),
+        case("parameters that N does not divide", "uneven", mixed + fp32, (2, 3, 64), *UNEVEN),
     ]
 
 
 def _asked(question: dict[str, Any]) -> str:
     q = question
     return (
-        f"{q['num_params']:,} parameters, {q['world']} ranks, stage {q['stage']}, "
+        f"{q['num_params']:,} parameters, {world_name(q['world'])}, stage {q['stage']}, "
         f"{q['precision']}, {q['optimizer']}"
     )
 
 
 def _bytes_values(seen: Observed) -> str | None:
-    questions = seen.case.inputs[0]["questions"]
-    for q, given in zip(questions, seen.data[0]["answers"], strict=True):
-        value, right = number(given), state_bytes(**q)
+    questions, answers = seen.case.inputs[0]["questions"], seen.data[0]["answers"]
+    given, plainer = list(map(whole, answers)), PLAINER.get(seen.case.kind, {})
+    for q, answer, value in zip(questions, answers, given, strict=True):
         if value is None:
-            return f"{_asked(q)}: the answer must be a number of bytes."
-        if value != right:
-            return f"{_asked(q)}: {value:,.0f} bytes are not it. {_bytes_cure(value, right, q)}"
+            return f"{_asked(q)}: the answer must be a number of bytes, an int, not {answer!r}."
+        if value == state_bytes(**q):
+            continue
+        plain = q | plainer
+        if plainer and (plain == q or given[questions.index(plain)] != state_bytes(**plain)):
+            continue  # another aspect's
+        cure = named(questions, given, state_bytes, BYTES_MISTAKES) or BY_KIND
+        return f"{_asked(q)}: {value:,} bytes are not it. {cure}"
     return None
 
 
-def _bytes_cure(value: float, right: int, q: dict[str, Any]) -> str:
-    psi, world, stage = q["num_params"], q["world"], q["stage"]
-    p, g, o = _kinds(q["precision"], q["optimizer"])
-    shard = -(-psi // world)
-    if abs(value - right) < p + g + o:
-        return "A rank holds whole elements: its share is rounded up."
-    if value == 8 * right:
-        return "These are bits."
-    if value == (p + g + o) * psi:
-        return "That is what a rank holds without sharding."
-    if value == (p + g + o) * shard:
-        return "At this stage not everything is sharded."
-    if stage == 1 and value == p * psi + (g + o) * shard:
-        return "Stage 1 shards the optimizer's states alone; every rank keeps all gradients."
-    if stage == 2 and value == p * shard + (g + o) * psi:
-        return "Stage 2 shards the gradients and the optimizer's states."
-    if q["precision"] == "mixed":
-        if value == right - 4 * (shard if stage else psi):
-            return "In mixed precision the optimizer holds an fp32 copy of the parameters, too."
-        if value == right + 2 * (shard if stage == 3 else psi):
-            return "In mixed precision the parameters that compute take 2 bytes."
-    if value == state_bytes(**(q | {"optimizer": "adamw"})):
-        return f"{q['optimizer']} does not keep what AdamW keeps."
-    return "Take each kind by itself: bytes for one element, and how many elements lie on a rank."
+BY_KIND = "Take each kind by itself: bytes for one element, and how many elements lie on a rank."
+
+
+def named(
+    questions: list[dict[str, Any]],
+    given: list[Any],
+    right: Callable[..., Any],
+    mistakes: dict[str, Callable[..., Any]],
+) -> str | None:
+    """The mistake that gives all of these answers; else one that gives the first wrong one."""
+    first = next(i for i, q in enumerate(questions) if given[i] != right(**q))
+    for which in (range(len(questions)), [first]):
+        for words, mistake in mistakes.items():
+            if all(given[i] == mistake(**questions[i]) for i in which):
+                return words
+    return None
+
+
+def _always(**changed: Any) -> Callable[..., float]:
+    """state_bytes, but some of what is asked or of how it is counted is another."""
+    return lambda **asked: state_bytes(**(asked | changed))
+
+
+def _mixed(**changed: Any) -> Callable[..., float]:
+    """The same for mixed precision alone."""
+    return lambda **q: state_bytes(**(q | (changed if q["precision"] == "mixed" else {})))
+
+
+BYTES_MISTAKES: dict[str, Callable[..., float]] = {
+    "These are bits.": lambda **q: 8 * state_bytes(**q),
+    "That is what a rank holds without sharding.": _always(stage=0),
+    "At this stage not everything is sharded.": _always(stage=3),
+    "Stage 1 shards the optimizer's states alone; every rank keeps all gradients.": _always(
+        begins=(3, 1, 1)
+    ),
+    "Stage 2 shards the gradients and the optimizer's states.": _always(begins=(3, 3, 1)),
+    "Stage 3 shards the parameters as well.": _always(begins=(9, 2, 1)),
+    "In mixed precision the optimizer holds an fp32 copy of the parameters, too.": _mixed(
+        more=(0, 0, -4)
+    ),
+    "The fp32 copy belongs to the optimizer, and is sharded with its states.": _mixed(
+        more=(0, 0, -4), everywhere=4
+    ),
+    "In mixed precision the parameters that compute take 2 bytes.": _mixed(more=(2, 0, 0)),
+    "In mixed precision gradients take 2 bytes.": _mixed(more=(0, 2, 0)),
+    "This optimizer does not keep what AdamW keeps.": _always(optimizer="adamw"),
+    "A rank holds whole elements: its share is rounded up.": _always(
+        shard=lambda psi, world: psi // world
+    ),
+    "A rank holds whole elements, and its share is rounded up before it is multiplied.": (
+        lambda **q: math.ceil(state_bytes(**q, shard=Fraction))
+    ),
+    "A rank holds whole elements; round its share up, not the sum down.": (
+        lambda **q: math.floor(state_bytes(**q, shard=Fraction))
+    ),
+}
 
 
 STATE_BYTES = Task(
@@ -137,71 +209,120 @@ STATE_BYTES = Task(
 MOST = 1024
 
 
-def smallest_world(memory: int, activations: int, **state: Any) -> int | None:
-    for world in range(1, MOST + 1):
-        if state_bytes(world=world, **state) + activations <= memory:
+def smallest_world(
+    memory: int,
+    activations: int,
+    *,
+    fits: Callable[[float, int], bool] = operator.le,
+    worlds: Iterable[int] = range(1, MOST + 1),
+    divided: bool = False,
+    **state: Any,
+) -> int | None:
+    """The first of these worlds in which it fits, or what a mistake gives. state: what
+    `state_bytes` takes, without the world. divided: the activations are sharded, too.
+    """
+    for world in worlds:
+        beside = activations / world if divided else activations
+        if fits(state_bytes(world=world, **state) + beside, memory):
             return world
     return None
 
 
-def _world_question(rng: torch.Generator, stage: int, world: int, spare: int) -> dict[str, Any]:
-    """A question whose answer is about `world`. spare: bytes more than it takes; may be "
-    "negative."""
-    q = _question(rng, stage=stage)
-    del q["world"]
-    activations = int(torch.randint(10**8, 10**9, (), generator=rng))
-    need = state_bytes(world=world, **q) + activations
-    return q | {"memory": need + spare, "activations": activations}
-
-
 def _world_cases(rng: torch.Generator) -> list[Case]:
-    plain = [
-        _world_question(rng, stage, world, 10**5)
-        for stage, world in ((3, 4), (2, 5), (1, 3), (3, 1))
-    ]
-    exact = [_world_question(rng, stage, world, spare) for stage, world in ((3, 6), (1, 7))
-             for spare in (0, -1)]  # fmt: skip
-    never = [_world_question(rng, 0, 1, -1), _world_question(rng, 1, MOST, -(10**5))]
-    never.append(_question(rng, stage=3) | {"memory": 10**6, "activations": 10**7})
-    never[-1].pop("world")
+    def question(
+        stage: int, world: int, spare: int, precision: str = "fp32", optimizer: str = "adamw"
+    ) -> dict[str, Any]:
+        """What fits in `world` ranks with `spare` bytes left; they may be negative."""
+        state = {"num_params": _parameters(rng) + 1, "stage": stage, "precision": precision,
+                 "optimizer": optimizer}  # fmt: skip
+        activations = int(torch.randint(10**8, 10**9, (), generator=rng))
+        memory = state_bytes(world=world, **state) + activations + spare
+        return state | {"memory": int(memory), "activations": activations}
+
+    def case(says: str, kind: str, *questions: dict[str, Any]) -> Case:
+        return Case(says, [{"questions": [*questions, questions[0]]}], kind)
+
+    forms = list(product((1, 2, 3), ("fp32", "mixed"), ("momentum", "adamw")))
+    plain = [question(stage, 3 + i % 9, 40, *form) for i, (stage, *form) in enumerate(forms)]
+    plain += [question(3, 4, 40, "fp32", "sgd"), question(2, 5, 40, "mixed", "sgd")]
     return [
-        Case("it fits well", [{"questions": plain}]),
-        Case("it fits to the byte, or misses by one", [{"questions": exact}], "exact"),
-        Case("it never fits", [{"questions": never}], "never"),
+        case("it fits", "", *plain, question(3, 1, 10**5), question(0, 1, 10**5)),
+        case(
+            "it fits to the byte, or misses by one",
+            "exact",
+            *(question(*at, spare) for at in ((3, 6), (1, 7), (2, 2)) for spare in (0, -1)),
+            question(3, MOST, 0),
+            question(1, MOST, 0, "mixed"),
+            question(0, 1, 0),
+        ),
+        case(
+            "it never fits",
+            "never",
+            question(0, 1, -1),
+            question(3, MOST + 1, 0),
+            question(1, MOST, -(10**5)),
+            question(1, 1, -1, "fp32", "sgd"),
+            question(3, 5, 0, "mixed") | {"memory": 10**6},
+        ),
     ]
 
 
 def _world_values(seen: Observed) -> str | None:
-    for q, given in zip(seen.case.inputs[0]["questions"], seen.data[0]["answers"], strict=True):
+    questions, answers = seen.case.inputs[0]["questions"], seen.data[0]["answers"]
+    given = [whole(answer) for answer in answers]
+    for q, answer, value in zip(questions, answers, given, strict=True):
         right = smallest_world(**q)
-        if type(given) is type(right) and given == right:
+        if value == right and (value is None) == (answer is None):
             continue
         asked = (
-            f"{q['num_params']:,} parameters at stage {q['stage']}, {q['activations']:,} bytes of "
-            f"activations, {q['memory']:,} bytes of memory"
+            f"{q['num_params']:,} parameters at stage {q['stage']}, {q['precision']}, "
+            f"{q['optimizer']}, {q['activations']:,} bytes of activations, {q['memory']:,} bytes "
+            "of memory"
         )
-        return f"{asked}: {given!r} is not it. {_world_cure(given, right, q)}"
+        if value is None and answer is not None:
+            cure = "The answer is a whole number of ranks, or None."
+        elif right is None:
+            cure = f"No world up to {MOST} is large enough: return None."
+        else:
+            cure = named(questions, given, smallest_world, WORLD_MISTAKES)
+        if cure is None and value is None:
+            cure = f"It does fit, in {MOST} ranks or fewer."
+        elif cure is None and value < right:
+            cure = f"With {value} ranks a rank needs more than it has."
+        return f"{asked}: {answer!r} is not it. {cure or 'A smaller world fits as well.'}"
     return None
 
 
-def _world_cure(given: Any, right: int | None, q: dict[str, Any]) -> str:
-    if right is None:
-        return f"No world up to {MOST} is large enough: return None."
-    if given is None:
-        return f"It does fit, in {MOST} ranks or fewer."
-    if type(given) is not int:
-        return "The answer is a whole number of ranks, or None."
-    state = {name: q[name] for name in ("num_params", "stage", "precision", "optimizer")}
-    if given == smallest_world(q["memory"], 0, **state):
-        return "The activations take memory, too, and no stage shards them."
-    total = state_bytes(world=1, **state)
-    if q["stage"] < 3 and given == -(-total // (q["memory"] - q["activations"])):
-        return "Not everything is divided by N at this stage; some of it stays on each rank."
-    if given < right:
-        return f"With {given} ranks a rank needs more than it has."
-    if given == right + 1:
-        return "One rank fewer fits as well: to the last byte is enough."
-    return "A smaller world fits as well."
+def _by_division(memory: int, activations: int, **state: Any) -> int | None:
+    room = memory - activations
+    world = math.ceil(state_bytes(world=1, **state) / room) if room > 0 else 0
+    return world if 1 <= world <= MOST else None
+
+
+def _search(**changed: Any) -> Callable[..., int | None]:
+    return lambda **asked: smallest_world(**(asked | changed))
+
+
+WORLD_MISTAKES: dict[str, Callable[..., int | None]] = {
+    "The activations take memory, too, and no stage shards them.": _search(activations=0),
+    "Each rank needs all its activations: no stage shards them.": _search(divided=True),
+    "Not everything is divided by N at this stage; some of it stays on each rank.": _by_division,
+    "One rank fewer fits as well: to the last byte is enough.": _search(fits=operator.lt),
+    "A smaller world fits as well: not only powers of two are worlds.": _search(
+        worlds=[1 << k for k in range(11)]
+    ),
+    f"The largest world to try is {MOST}.": _search(worlds=range(1, MOST)),
+    **{
+        words: _search(**changed)
+        for words, changed in {
+            "With that many ranks a rank needs more than it has: its share is rounded up.": {
+                "shard": lambda psi, world: psi // world
+            },
+            "The optimizer decides how much is kept.": {"optimizer": "adamw"},
+            "The precision decides how much is kept.": {"precision": "fp32"},
+        }.items()
+    },
+}
 
 
 SMALLEST_WORLD = Task(

@@ -5,7 +5,9 @@ Nothing here runs an answer or a notebook: those are the tests' work.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,17 @@ from types import ModuleType
 from typing import Any
 
 from ..grade import notebooks
+from ..grade.run import draw
 from ..grade.task import TASKS, Task, lessons, tasks
 from . import catalogue, glossary, pages, rules
 from .skeleton import TODO
 
 LEAST_WRONG = 5  # wrong answers to a task, each with its name and a sentence of its own
 LEAST_HINT, LEAST_DEBRIEF, LEAST_SAYS = 20, 60, 6  # characters
+PROMISING = re.compile(
+    r"\b(must|exactly|never|all|each|every|same|no|none|nothing|anything|only|alone|both|without"
+    r"|at most|at least|no more|stays?)\b"
+)
 NEW = 'make its skeleton: ddpz new {} "Its title"'
 
 
@@ -42,7 +49,6 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         warnings += [f"{_named(path)}: {said}" for said in rules.size(_read(path))]
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
-        warnings += _worthless(number)
     else:
         warnings.append(f"lesson {number} has no task of its own")
     found += list(_generated(root))
@@ -139,27 +145,28 @@ def task_faults(task: Task) -> Iterator[str]:
         yield f"the debrief has {len(task.debrief)} characters; what does production do?"
     if len({aspect.says for aspect in task.aspects}) != len(task.aspects):
         yield "two aspects say the same"
+    for aspect in task.aspects:
+        if aspect.points < 1:
+            yield f"the aspect {aspect.says!r} is worth no point"
+    for case in draw(task):
+        if not any(not aspect.on or case.kind in aspect.on for aspect in task.aspects):
+            yield f"no aspect looks at the case {case.says!r}"
     if TODO in " ".join([task.title, *task.hints, task.debrief]):
         yield f"title, hints or debrief still say {TODO}"
-
-
-def _worthless(number: str) -> Iterator[str]:
-    for task in tasks(number) if number in lessons() else ():
-        for aspect in task.aspects:
-            if aspect.points < 1:
-                yield f"{task.id}: the aspect {aspect.says!r} is worth no point"
 
 
 def _answers(root: Path, number: str) -> Iterator[str]:
     """Five wrong answers by name and a right one in another style, for each task."""
     path = root / f"tests/answers/lesson{number}.py"
     if not path.exists():
-        yield f"tests/answers/lesson{number}.py is missing: WRONG and RIGHT"
+        yield f"tests/answers/lesson{number}.py is missing: WRONG, RIGHT and PROMISES"
         return
-    module = _loaded(path)
+    module, notebook = _loaded(path), _read(_notebook(root, "solutions", number))
     for task in tasks(number):
         where = f"tests/answers/lesson{number}.py: {task.id}"
         yield from (f"{where}: {said}" for said in answer_faults(task, module))
+        promises = module.PROMISES.get(task.id, {})
+        yield from (f"{where}: {said}" for said in promise_faults(task, notebook, promises))
 
 
 def answer_faults(task: Task, module: Any) -> Iterator[str]:
@@ -177,6 +184,41 @@ def answer_faults(task: Task, module: Any) -> Iterator[str]:
     right = [name for name, _ in module.RIGHT.get(task.id, [])]
     if not right or len({*right}) != len(right):
         yield "no right answer in another style, or two of one name"
+
+
+def promise_faults(task: Task, notebook: Any, promises: dict[str, Any]) -> Iterator[str]:
+    """Sentences of a task's text that promise something, and that no aspect is named for.
+
+    promises: words of the text -> (the aspect, the kind of case) that judges them, or None for
+    words that promise nothing.
+    """
+    sentences = texts(task, notebook)
+    aspects, kinds = {a.says: a for a in task.aspects}, {case.kind for case in draw(task)}
+    for quotation, judged in promises.items():
+        if not any(quotation in sentence for sentence in sentences):
+            yield f"{quotation!r} is promised, and does not stand in the text"
+        if judged is None:
+            continue
+        aspect, kind = judged
+        looks = aspect in aspects and kind in (aspects[aspect].on or kinds) and kind in kinds
+        if not looks:
+            yield f"{quotation!r} is judged by {judged}, and no aspect looks at such a case"
+    for sentence in filter(PROMISING.search, sentences):
+        if not any(quotation in sentence for quotation in promises):
+            yield f"nothing says who judges this: {sentence!r}"
+
+
+def texts(task: Task, notebook: Any) -> list[str]:
+    """The sentences that tell a learner what is asked: the task's text, and docstrings."""
+    cells = [cell for cell in notebook.cells if notebooks.of(cell) == task.id]
+    words = [cell.source.partition("\n")[2] for cell in cells if notebooks.role(cell) == "text"]
+    for cell in cells:
+        if notebooks.role(cell) == "answer":
+            kinds = (ast.FunctionDef, ast.ClassDef)
+            nodes = [n for n in ast.walk(ast.parse(cell.source)) if isinstance(n, kinds)]
+            words += [ast.get_docstring(node) or "" for node in nodes]
+    paragraphs = (" ".join(part.split()) for part in "\n\n".join(words).split("\n\n"))
+    return [s for part in paragraphs for s in re.split(r"(?<=[.!?;])\s+", part) if s]
 
 
 def _loaded(path: Path) -> ModuleType:

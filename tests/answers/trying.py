@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import linecache
@@ -10,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -33,40 +33,19 @@ def master(lesson: str) -> nbformat.NotebookNode:
     return notebooks.read(path)
 
 
+def answers(lesson: str) -> ModuleType:
+    """The module of a lesson's answers: WRONG, RIGHT, PROMISES, EQUIVALENT."""
+    return importlib.import_module(f"answers.lesson{lesson}")
+
+
 def variants(task_id: str) -> list[Wrong]:
-    """The wrong answers to a task; none where its lesson has no such file."""
-    try:
-        module = importlib.import_module(f"answers.lesson{task_id.partition('.')[0]}")
-    except ModuleNotFoundError:
-        return []
-    return module.WRONG.get(task_id, [])
+    """The wrong answers to a task."""
+    return answers(task_id.partition(".")[0]).WRONG.get(task_id, [])
 
 
 def right(task_id: str) -> list[tuple[str, str]]:
     """The right answers to a task beside its solution: (what is different, the answer cell)."""
-    return importlib.import_module(f"answers.lesson{task_id[:2]}").RIGHT.get(task_id, [])
-
-
-def promises(task_id: str) -> dict[str, tuple[str, str] | None]:
-    """Words of a task's text -> (the aspect, the kind of case) that judges them.
-
-    None stands for words that promise nothing.
-    """
-    return importlib.import_module(f"answers.lesson{task_id[:2]}").PROMISES[task_id]
-
-
-def texts(task: Task, notebook: nbformat.NotebookNode) -> list[str]:
-    """The sentences that tell a learner what is asked: the task's text, and docstrings."""
-    cells = [cell for cell in notebook.cells if notebooks.of(cell) == task.id]
-    words = [cell.source.partition("\n")[2] for cell in cells if notebooks.role(cell) == "text"]
-    for cell in cells:
-        if notebooks.role(cell) == "answer":
-            nodes = ast.walk(ast.parse(cell.source))
-            kinds = (ast.FunctionDef, ast.ClassDef)
-            words += [ast.get_docstring(n) or "" for n in nodes if isinstance(n, kinds)]
-    joined = "\n\n".join(words)
-    paragraphs = (" ".join(part.split()) for part in joined.split("\n\n"))
-    return [s for part in paragraphs for s in re.split(r"(?<=[.!?;])\s+", part) if s]
+    return answers(task_id.partition(".")[0]).RIGHT.get(task_id, [])
 
 
 def define(task: Task, notebook: nbformat.NotebookNode, source: str | None = None) -> Any:

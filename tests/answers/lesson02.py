@@ -418,9 +418,8 @@ EQUIVALENT = {
         "`(rank - k) % world` -> `rank - k` (#2)": "the same",
     },
     "02.hangs": {
-        '`def hangs(): """For each program the rank where it begins...` -> its first result, kept': (
-            "it takes nothing, and says the same each time"
-        ),
+        '`def hangs(): """For each program the rank where it begins...` -> '
+        "its first result, kept": ("it takes nothing, and says the same each time"),
     },
     "02.reduce_scatter": {
         **WORLD,

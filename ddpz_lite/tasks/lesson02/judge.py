@@ -190,7 +190,7 @@ def _ring_cases(rng: torch.Generator) -> list[Case]:
         return Case(says, inputs, kind)
 
     return [case(3, 12, 600), case(1, 6), case(2, 8, 8), case(4, 8000),
-            case(3, 10, 11, 2, kind="uneven"), case(4, 1003, 3, kind="uneven"),
+            case(3, 10, 11, 2, kind="uneven"), case(4, 1003, 2, kind="uneven"),
             case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
 
 

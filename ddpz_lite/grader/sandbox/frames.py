@@ -156,8 +156,10 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     return head
 
 
-# an absolute path, but for those that are a sandbox's own; its last name
-PATH = re.compile(r"(?<![\w./])/(?!(?:tmp|dev)?/)(?:[^\s/'\":,;()<>]+/)+(?=[^\s/'\":,;()<>])")
+# an absolute path, but for a file right in /tmp or /dev, which a sandbox has too; its last name
+NAME = r"[^\s/'\":,;()<>]"
+OWN = rf"(?:tmp|dev)/{NAME}*(?!{NAME}|/)"
+PATH = re.compile(rf"(?<![\w./])/(?!/|{OWN})(?:{NAME}+/)+(?={NAME})")
 
 
 def without_paths(text: str) -> str:

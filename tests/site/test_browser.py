@@ -106,10 +106,10 @@ def widget_cells() -> list[str]:
         "GRADIENT_BYTES = sum(sizes_sent)\n"
         "your_ready, computing = [0.06 + 0.01 * place for place in range(8)], 0.15\n"
         'yours = {"forward": 0.05}',
-        cell("05", "show.explore(\n    draw_step"),
+        cell("05b", "show.explore(\n    draw_step"),
         "from ddpz_lite.show.calculator import calculator\ncalculator()",
         "sizes, BLOCKS = [10_000, 40_000], 4",
-        cell("11", "show.explore(\n    draw_life"),
+        cell("11b", "show.explore(\n    draw_life"),
         cell("02", "show.quiz("),
     ]
 

@@ -395,7 +395,8 @@ def _zero3_memory(seen: Observed) -> str | None:
                 )
     shares = [_share(block, world) for block in blocks]
     models = len(seen.case.inputs[0]["models"])
-    between = sum(shares) + 2 * models * world * max(shares)  # two blocks of each model
+    # two blocks of each model, and a few numbers that hooks keep
+    between = sum(shares) + 2 * models * world * max(shares) + 64
     shard, two = "the shards and their gradients", "after forward, the shards and two whole blocks"
     grads = sum(shares)  # after the first step the job has cleared them
 

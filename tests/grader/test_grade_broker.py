@@ -225,6 +225,8 @@ ENDINGS = [
      "mismatch", "split sizes of all_to_all #0"),
     ("1 / r", "raised",
      "^rank 0 raised ZeroDivisionError: .* at cell weighted_mean-answer, line 4$"),
+    ("torch.distributions.Distribution(validate_args=False).mean", "raised",
+     "ranks 0 and 1 raised NotImplementedError"),
     ("raise SystemExit(3)", "raised", r"ranks 0 and 1 called sys.exit\(3\)"),
     ("os._exit(3) if r else dist.barrier()", "died", "rank 1 left with exit status 3"),
     ("import ctypes\nctypes.string_at(0) if r else dist.barrier()", "died",

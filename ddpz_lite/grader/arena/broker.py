@@ -248,7 +248,7 @@ class Broker:
             "traceback": "",
         }
         failure = from_exception(client.rank, time.monotonic(), told)
-        failure.kind = "unsolved" if told["type"] == "NotImplementedError" else "raised"
+        failure.kind = "unsolved" if head.get("stub") is True else "raised"
         failure.consequence = False
         self._fail(failure)
         self._settle(client, "raised")

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -86,9 +87,18 @@ def main(sock: socket.socket) -> None:
                 "summary": told["summary"][:TEXT],
                 "where": told["where"],
                 "message": told["messages"][0][:TEXT],
+                "stub": _is_stub(error),
             }
         )
     line.over.wait()
+
+
+def _is_stub(error: BaseException) -> bool:
+    """Whether a cell's own line raised the bare NotImplementedError of the stub, and not torch."""
+    if not isinstance(error, NotImplementedError) or error.args:
+        return False
+    *_, last = traceback.walk_tb(error.__traceback__)
+    return last[0].f_code.co_filename.startswith("cell ")
 
 
 class _Mute:

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from .limits import Limits
@@ -159,7 +160,8 @@ def _parsed(raw: bytes) -> dict[str, Any]:
 # an absolute path, but for a file right in /tmp or /dev, which a sandbox has too; its last name
 NAME = r"[^\s/'\":,;()<>]"
 OWN = rf"(?:tmp|dev)/{NAME}*(?!{NAME}|/)"
-PATH = re.compile(rf"(?<![\w./])/(?!/|{OWN})(?:{NAME}+/)+(?={NAME})")
+HERE = re.escape(str(Path(__file__).absolute().parents[3]))  # where this package lies
+PATH = re.compile(rf"{HERE}(?!{NAME}|/)|(?<![\w./])/(?!/|{OWN})(?:{NAME}+/)+(?={NAME})")
 
 
 def without_paths(text: str) -> str:

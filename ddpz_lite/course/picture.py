@@ -11,7 +11,7 @@ from .catalogue import Course, Lesson
 COLOURS = ("#0072B2", "#B06F00", "#007A5A", "#A0527F")
 RUNG, GAP = 36, 8  # pixels from rung to rung, and more between two groups
 LEFT, WIDTH, HEIGHT = 222, 306, 29  # of a rung
-INSET = 26  # of a second notebook's rung, on either side
+INSET = 14  # of a second notebook's rung, on either side
 STYLE = """\
     .name { font-size: 15px; font-weight: 600 } .makes { font-size: 14px; fill: #57606a }
     .group { font-size: 15px; font-weight: 600 }

@@ -16,5 +16,6 @@ mutants    small mistakes in solutions, which the judges must find
 check      `check("03.weighted_mean", weighted_mean)` in a notebook
 progress   what a learner has solved, from day to day
 notebooks  exercises/ from solutions/
-grader     what others hand in: run in a sandbox, judged outside of it
+guard      ready-made strategies are refused while an answer runs
+chance     generators of random numbers from a seed
 """

@@ -1,6 +1,6 @@
 """An answer's cases on ranks of this machine: for the one who learns, who has no reason to cheat.
 
-The grader observes the same cases in a sandbox (`grade.grader`) and hands the same `Observed` to
+The grader observes the same cases in a sandbox (`grader.arena`) and hands the same `Observed` to
 the same judges.
 """
 

@@ -1,9 +1,9 @@
 """What a task is, and what is seen of an answer to it.
 
-A task draws cases. Each case runs the answer once, on as many ranks as it says, beside a job
-that hands it its inputs and returns data (`grade.jobs`). What came back and what the wire saw is an
-`Observed`. Aspects judge it (`grade.judges`): each looks at one property and gives a sentence where
-the property is missing.
+A task draws cases. Each case runs the answer once, on as many ranks as it says, beside a job that
+hands it its inputs and returns data (`tasks.lessonNN.job`). What came back and what the wire saw is
+an `Observed`. Aspects judge it (`tasks.lessonNN.judge`): each looks at one property and gives a
+sentence where the property is missing.
 """
 
 from __future__ import annotations
@@ -129,13 +129,13 @@ class Task:
     id: str  # "03.weighted_mean"
     title: str  # "A mean that counts every sample once"
     answer: str  # the name that the learner defines: "weighted_mean"
-    job: str  # the function of `grade.jobs` that runs it: "lesson03.weighted_mean"
+    job: str  # the function of a `job.py` that runs it: "lesson03.weighted_mean"
     minutes: int
     cases: Callable[[torch.Generator], list[Case]]
     aspects: tuple[Aspect, ...]
     hints: tuple[str, str, str]  # a question, a nudge, a sketch
     debrief: str  # shown after success: what production does differently
-    uses_own: bool = True  # ready-made strategies are refused while it runs; see `jobs.guard`
+    uses_own: bool = True  # ready-made strategies are refused while it runs; see `guard`
 
     @property
     def lesson(self) -> str:

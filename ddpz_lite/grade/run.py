@@ -129,9 +129,7 @@ def _ending(failed: RankFailed) -> tuple[str, str]:
 
 
 def _is_stub(story: str, where: str | None) -> bool:
-    """Whether it was the answer's own line that raised NotImplementedError, and not torch's below
-    it.
-    """
+    """Whether the answer's own line raised NotImplementedError, and not torch below it."""
     if not STUB.match(story) or not (frames := FRAME.findall(story)):
         return False
     return f"{frames[-1][0]}:{frames[-1][1]}" == where

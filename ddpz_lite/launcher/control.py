@@ -59,9 +59,7 @@ class Inbox:
         self._data = bytearray()
 
     def frames(self) -> Iterator[tuple[str, bytes]]:
-        """Read what is there without waiting; raises EOFError after the last frame of a closed
-        socket.
-        """
+        """Read what is there without waiting; EOFError after the last frame of a closed socket."""
         closed = False
         while not closed:
             try:

@@ -12,9 +12,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 @dataclass(frozen=True)
 class Plan:
-    """The backend of a job, the CUDA device of each rank (None: CPU), and what the learner should
-    know about it.
-    """
+    """The backend of a job, each rank's CUDA device (None: CPU), and what to tell the learner."""
 
     backend: str
     devices: tuple[int | None, ...]
@@ -45,9 +43,7 @@ def plan(world_size: int, backend: str = "auto") -> Plan:
 
 
 def device():
-    """The torch.device of this process: its rank's GPU, or the CPU. Works under launch, under
-    torchrun and without either.
-    """
+    """The torch.device of this process, its rank's GPU or the CPU, however it was started."""
     import torch
 
     if _rank.current is not None:

@@ -237,9 +237,7 @@ def _source(where: str) -> list[str]:
 
 
 def running_place(folder: Folder, rank: int, fresh: bool) -> tuple[bool, str]:
-    """(whether the rank waits in torch.distributed, where it is), by its stack if that is fresh,
-    else by its heartbeat.
-    """
+    """(waits in torch.distributed?, where), by a fresh stack or else by its heartbeat."""
     place = (folder.stack_place(rank) if fresh else None) or folder.last_place(rank)
     if place is None or place == SETUP:
         return False, "was still starting"

@@ -32,9 +32,7 @@ class Interrupts:
         self._noted = call
 
     def obey(self) -> None:
-        """Call the program's own handler if the signal came; it usually raises
-        KeyboardInterrupt.
-        """
+        """Call the program's own handler if the signal came; most raise KeyboardInterrupt."""
         if self._noted is not None:
             call, self._noted = self._noted, None
             self._handler(*call)

@@ -47,9 +47,7 @@ def pack_result(value: Any) -> bytes:
 
 
 def cell_sources() -> dict[str, tuple[str, list[str]]]:
-    """{file name: ("cell 12", its lines)} for every notebook cell run so far; empty outside
-    IPython.
-    """
+    """{file name: ("cell 12", its lines)} of the cells run so far; empty outside IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
@@ -151,9 +149,7 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def _unsendable_part(
     value: Any, path: str = "a value", above: tuple[int, ...] = ()
 ) -> tuple[str, Any]:
-    """Walk into containers to the element that cannot be pickled. above: the containers around
-    this one, which may hold themselves.
-    """
+    """Walk to the element that cannot be pickled; `above`: the containers around this one."""
     if isinstance(value, dict):
         children = [(f"element [{key!r}]", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):

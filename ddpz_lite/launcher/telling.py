@@ -70,18 +70,14 @@ def _text(error: BaseException) -> str:
 
 
 def _learners_frames(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames that help: the learner's own, and the last one of a library if the error came from
-    there.
-    """
+    """The learner's own frames, and a library's last one if the error came from there."""
     inside = os.path.dirname(os.path.abspath(__file__))
     stack = [f for f in stack if not f.filename.startswith(inside)]
     return [f for f in stack[:-1] if not callsite.is_library(f.filename)] + stack[-1:]
 
 
 def _short(filename: str) -> str:
-    """A file as a reader of the message needs it: the cell, the path inside the installed package,
-    or the last part.
-    """
+    """A file for the reader: the cell, the path inside the installed package, or its name."""
     if (name := callsite.set_name(filename)) != filename:
         return name
     inside = re.split(r"[\\/](?:site|dist)-packages[\\/]", filename)

@@ -1,5 +1,4 @@
-"""The board: one file that all ranks of a job map, where each says what it has called and what it
-waits for.
+"""The board: a file that all ranks map, where each says what it has called and waits for.
 
 It answers three questions without a message and without a lock. Do the ranks of a group make the
 same calls (`wire.mismatch`)? What does each rank wait for, and can that still come (`wire.stall`)?
@@ -111,9 +110,7 @@ class Board(Reading):
         tag: int = 0,
         bounded: bool = False,
     ) -> None:
-        """The main thread begins to wait. bounded: it will give up by itself, so it is not
-        stuck.
-        """
+        """The main thread begins to wait; a `bounded` wait ends by itself and is not stuck."""
         unsure = bounded or self._unsure()
         place = where.encode()[:TEXT]
         since = time.monotonic()
@@ -179,9 +176,7 @@ class Board(Reading):
             pass
 
     def count_message(self, key: bytes, arrival: float) -> int:
-        """Announce one more message on a channel; returns its number there, -1 if there are more
-        channels than the board follows.
-        """
+        """Announce one more message on a channel: its number there, -1 past the last channel."""
         place = self._channels.get(key)
         if place is None:
             if len(self._channels) == CHANNELS:

@@ -98,8 +98,7 @@ def message(op: str, tensor: torch.Tensor, peer: int) -> Call:
 
 
 def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call:
-    """An all_reduce of a sparse tensor: gloo gathers everyone's indices and values, and adds them
-    up locally.
+    """A sparse all_reduce: gloo gathers everyone's indices and values and adds them locally.
 
     Ranks may hold different numbers of elements, so what is passed on for others is not known here:
     the cost takes them to be as many as this rank's. `elements` counts the values.
@@ -123,9 +122,7 @@ def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call
 def uneven(
     call: Call, sends: Sequence[int], receives: Sequence[int], rank: int, itemsize: int
 ) -> Call:
-    """The same all_to_all with its real cost: each part goes straight to its rank, the own one
-    stays.
-    """
+    """The same all_to_all at its real cost: each part goes straight to its rank."""
     out = (sum(sends) - sends[rank]) * itemsize
     into = (sum(receives) - receives[rank]) * itemsize
     return call._replace(cost=cost.Cost(out, 1 if len(sends) > 1 else 0, float(max(out, into))))

@@ -1,5 +1,4 @@
-"""What an operation costs: the bytes that each rank puts on the wire, and the messages on the
-critical path.
+"""What an operation costs: bytes that a rank sends, and messages on the critical path.
 
 The ledger must not guess: these are the algorithms that the backends run, and a test holds the gloo
 column against the counters of the loopback interface. N ranks, B bytes in the full tensor, b = B/N
@@ -29,9 +28,7 @@ SEGMENT = 1 << 20  # bytes: gloo's largest segment
 
 
 class Cost(NamedTuple):
-    """sent: bytes this rank puts on the wire. A shaped network takes `steps` latencies and the time
-    of `path` bytes.
-    """
+    """Bytes that this rank sends; a shaped network takes `steps` latencies and `path` bytes."""
 
     sent: int
     steps: int
@@ -41,9 +38,7 @@ class Cost(NamedTuple):
 def collective(
     op: str, backend: str, rank: int, size: int, nbytes: int, itemsize: int, root: int = 0
 ) -> Cost:
-    """The cost of a collective for `rank` of `size`; nbytes: bytes of the full tensor (see
-    `group.Call`), not of a part.
-    """
+    """The cost for `rank` of `size`; nbytes: of the full tensor (see `group.Call`)."""
     if size == 1:
         return Cost(0, 0, 0.0)
     part, others = nbytes // size, size - 1
@@ -89,9 +84,7 @@ def children(rank: int, size: int, root: int) -> list[int]:
 
 
 def _segments(size: int, nbytes: int, itemsize: int) -> tuple[int, int]:
-    """gloo's cut of a tensor: (bytes in a segment, segments in a rank's chunk); the tail may be
-    short or empty.
-    """
+    """gloo's cut: (bytes in a segment, segments in a chunk); the tail may be short or empty."""
     largest = SEGMENT // itemsize * itemsize
     segment = min(-(-nbytes // (2 * size)), largest)
     segment = -(-segment // itemsize) * itemsize
@@ -104,9 +97,7 @@ def _between(start: int, length: int, total: int) -> int:
 
 
 def _ring_all_reduce(rank: int, size: int, nbytes: int, itemsize: int) -> int:
-    """Reduce-scatter sends every chunk but the rank's own, all-gather every chunk but its left
-    neighbour's.
-    """
+    """Every chunk but the rank's own, then every chunk but its left neighbour's."""
     segment, per_rank = _segments(size, nbytes, itemsize)
     chunk = segment * per_rank
     kept = (_between(index * chunk, chunk, nbytes) for index in (rank, (rank - 1) % size))
@@ -114,8 +105,7 @@ def _ring_all_reduce(rank: int, size: int, nbytes: int, itemsize: int) -> int:
 
 
 def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) -> int:
-    """All but the last two segments of the rank's own chunk travel on; then the reduced chunk goes
-    to the root.
+    """The own chunk travels but for two segments; once reduced it goes to the root.
 
     (With more than two segments to a chunk, that is from 2N MB on, this is more than a ring needs;
     gloo does send it.)

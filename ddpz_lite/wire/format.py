@@ -39,8 +39,9 @@ TEXT = 88  # bytes of a description or a place in a slot
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is. phase: "starting", "running", "waiting", "returned" or "raised"; the rest
-    is set only while it waits.
+    """Where a rank is; all but the phase is set only while it waits.
+
+    phase: "starting", "running", "waiting", "returned" or "raised".
     """
 
     phase: str

@@ -331,9 +331,7 @@ def _options(kind: type, opts: Any, timeout: Any) -> Any:
 
 
 def _root(kind: type, root: int, *rest: Any) -> Any:
-    """The options of the short forms `group.broadcast(tensor, root)`, `group.reduce(t, root,
-    op)`.
-    """
+    """The options of the short forms `group.broadcast(t, root)`, `group.reduce(t, root, op)`."""
     made = kind()
     made.rootRank = root
     for extra in rest:

@@ -115,8 +115,7 @@ current: Ledger | None = None  # of this process, between attach and detach
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Name what this rank does inside the block: `with dz.span("forward"): ...` shows in the
-    timeline.
+    """Name what this rank does, for the timeline: `with dz.span("forward"): ...`.
 
     Outside a recorded job it does nothing.
     """

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Network:
-    """latency in seconds per message; bandwidth in bytes per second and link; each rank has one
-    link, both ways at once.
+    """A network on which a message takes latency + bytes / bandwidth.
+
+    latency: seconds; bandwidth: bytes per second; each rank has one link, both ways at once.
 
     The `inter_` figures default to the others. Raises ValueError for figures that no network has.
     """
@@ -56,15 +57,11 @@ class Network:
             )
 
     def node_of(self, rank: int, world_size: int) -> int:
-        """The node of a global rank: ranks are dealt in blocks, in order; sizes differ by at most
-        one.
-        """
+        """The node of a global rank: nodes hold blocks of ranks, in order, as equal as they can."""
         return rank * self.nodes // world_size
 
     def link(self, ranks: Iterable[int], world_size: int) -> tuple[float, float]:
-        """(latency, bandwidth) between these global ranks: the inter-node figures if they are not
-        all on one node.
-        """
+        """(latency, bandwidth) between these global ranks: inter-node unless all are on one."""
         if len({self.node_of(rank, world_size) for rank in ranks}) <= 1:
             return self.latency, self.bandwidth
         latency = self.latency if self.inter_latency is None else self.inter_latency

@@ -147,9 +147,7 @@ class Reading:
         return struct.unpack_from(f"={count}q", self._map, offset)
 
     def arrival(self, rank: int, key: bytes, number: int) -> float | None:
-        """When a rank issued collective `number` of a group, -inf if that is long past; None
-        if it has not.
-        """
+        """When a rank issued a group's collective `number`: None if not yet, -inf if long ago."""
         if self.issued(rank, key) <= number:
             return None
         slot = self.slot(rank, self._groups[rank, key], number)
@@ -158,9 +156,7 @@ class Reading:
     # -- messages ----------------------------------------------------------------------------------
 
     def messages(self, rank: int, key: bytes) -> int:
-        """How many messages a rank has announced on its side of a channel; -1 if it has so many
-        channels that this one may have gone uncounted.
-        """
+        """Messages that a rank has announced on its side of a channel; -1 if it has lost count."""
         place = self._find_channel(rank, key)
         if place is not None:
             return QUAD.unpack_from(self._map, place + COUNT_AT)[0]
@@ -168,9 +164,7 @@ class Reading:
         return -1 if self._map[last : last + KEY] != _EMPTY else 0
 
     def message_arrival(self, rank: int, key: bytes, number: int) -> float | None:
-        """When a rank announced message `number` of a channel, -inf if that is long past; None
-        if it has not.
-        """
+        """When a rank announced a channel's message `number`: None if not yet, -inf if long ago."""
         place = self._find_channel(rank, key)
         count = 0 if place is None else QUAD.unpack_from(self._map, place + COUNT_AT)[0]
         if count <= number:

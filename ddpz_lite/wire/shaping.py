@@ -29,9 +29,7 @@ _PR_SET_TIMERSLACK = 29
 
 @dataclass(eq=False)
 class Transfer:
-    """One operation on the link. `ready()` tells when its last participant arrived, or None if it
-    cannot know yet.
-    """
+    """One operation on the link; `ready()`: when its last participant came, None if unknown."""
 
     ready: Callable[[bool], float | None]
     latency: float  # seconds on the way, when the link is free for others already
@@ -70,9 +68,7 @@ class Link:
                 self._waiting.remove(transfer)
 
     def settle(self, transfer: Transfer) -> float:
-        """The end of a transfer whose data has arrived; settles those that became ready before it
-        first.
-        """
+        """The end of a transfer whose data is here; settles first what was ready before it."""
         with self._lock:
             while transfer.finish is None:
                 known = [(t.ready(t is transfer), index) for index, t in enumerate(self._waiting)]
@@ -101,9 +97,7 @@ class Clock:
         self._thread: threading.Thread | None = None
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Run `action` in the clock's thread, at `moment` or as soon after it as the system wakes
-        us.
-        """
+        """Run `action` in the clock's thread at `moment`, or as soon after as it wakes."""
         with self._changed:
             heapq.heappush(self._due, (moment, next(self._order), action))
             if self._thread is None:
@@ -125,9 +119,7 @@ class Clock:
 
 
 def sharpen_sleep() -> None:
-    """Ask Linux to wake this thread on time; by default it may be 50 microseconds late, to save
-    power.
-    """
+    """Ask Linux to wake this thread on time: by default it may be 50 microseconds late."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 

@@ -38,9 +38,7 @@ class Tap:
 
 
 class GpuTimes:
-    """When a GPU ran what NCCL was asked for, from CUDA events; read at the end, so that nothing
-    waits for them.
-    """
+    """When a GPU ran what NCCL was asked for: CUDA events, read at the end, so nothing waits."""
 
     def __init__(self) -> None:
         self._zero: tuple[torch.cuda.Event, float] | None = None  # an event and its clock time

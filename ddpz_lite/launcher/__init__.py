@@ -9,6 +9,7 @@ rank        what a process does from its first line to its last frame
 telling     an exception on a rank, as plain data
 hearing     the kernel's loop: hears all ranks, prints what they print
 job         one launch: starts, judges, times out, cleans up
+crowd       what a busy machine took from the ranks, which a time limit does not count
 interrupts  Ctrl-C, obeyed where it does no harm
 failure     from what was seen to the one sentence that says why
 devices     which backend, which GPU
@@ -60,7 +61,7 @@ def launch(
     asks `torch.distributed`, so the same function runs under `torchrun`.
 
     timeout   seconds from the start of the ranks; a job that takes longer is ended, with a report
-              of who waited where
+              of who waited where. What other programs keep the ranks from running is not counted
     backend   "gloo", "nccl", or "auto": NCCL where there is a GPU for each rank, otherwise gloo
     network   a `Network`, to make the links between ranks slower on purpose
     record    keep the ledger; False runs on the plain backend

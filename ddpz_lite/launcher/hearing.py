@@ -25,8 +25,8 @@ TICK = 0.05  # seconds between two looks at the board
 class Hearing:
     """The loop, and what it has heard so far.
 
-    results: pickled, by rank. histories: (records, spans) by rank. started: the processes exist and
-    wait for their orders. over: all of them are gone. killed: by us.
+    results: pickled, by rank. histories: (records, spans) by rank. started: the processes `pids`
+    exist and wait for their orders. over: all of them are gone. killed: by us.
     """
 
     def __init__(self, world_size: int, printer: Printer, folder: Folder):
@@ -35,6 +35,7 @@ class Hearing:
         self.histories: dict[int, tuple[list, list]] = {}
         self.failures: list[Failure] = []
         self.started = self.over = self.killed = False
+        self.pids: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._inboxes: list[Inbox] = []
         self._outputs: list[Any] = []
@@ -132,7 +133,7 @@ class Hearing:
         *lines, self._event_data = (self._event_data + data).split(b"\n")
         for line in map(json.loads, lines):
             if "pids" in line:
-                self.started = True
+                self.started, self.pids = True, line["pids"]
             elif "rank" in line:
                 self._ended(line["rank"], line["status"])
             elif "over" in line:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .control import Control
+from .crowd import kept_waiting
 from .failure import Failure, Folder, RankFailed, explain, root_cause, running_place
 from .forkserver import ForkServer
 from .hearing import Hearing
@@ -107,7 +108,7 @@ class Job:
         self.interrupts.obey()
         if self.heard.failures:
             self._judge_failures()
-        elif time.monotonic() > self.origin + self.orders.timeout:
+        elif self._time_is_up():
             self._fail_timeout()
         elif self.board is not None:
             doom = self.board.stall(gone=set(self.heard.results))
@@ -115,6 +116,12 @@ class Job:
                 self._ask_for_stacks()
                 self._fail_hang("stalled", doom.rank, doom.sentence)
             self.doom = doom
+
+    def _time_is_up(self) -> bool:
+        passed = time.monotonic() - self.origin
+        if passed <= self.orders.timeout:
+            return False
+        return passed - kept_waiting(self.heard.pids, passed) > self.orders.timeout
 
     def _judge_failures(self) -> None:
         """Wait a little for the others to speak; then the failure that explains the rest."""

@@ -4,6 +4,7 @@ import ctypes
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -277,6 +278,28 @@ def test_an_endless_loop_is_told_at_the_timeout(record):
     assert "Look first at rank 2" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
     assert error.seconds >= 2
+
+
+def shares_a_core():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    while time.thread_time() < 0.5:
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no cores to choose here")
+def test_time_that_others_take_from_a_rank_is_not_counted():
+    """Four loops on its core stretch half a second of work to two, and the limit is one."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    try:
+        began = time.monotonic()
+        dz.launch(shares_a_core, 1, timeout=1)
+        assert time.monotonic() - began > 1
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def swallows_interrupts():

@@ -324,7 +324,14 @@ def survivors(
     (solution,) = judge_all(task, answers[:1], cases)  # the first launch imports: it takes longer
     if not solution.solved:
         raise ValueError(f"{task.id}: its solution does not pass: {solution.findings}")
-    verdicts = judge_all(task, answers[1:], cases, exact=False, seconds=SECONDS)
+    verdicts = judge_all(
+        task,
+        answers[1:],
+        cases,
+        exact=False,
+        seconds=SECONDS,
+        enough=lambda _, judging: bool(judging.failed()),
+    )
     alive = [m for m, verdict in zip(mutants, verdicts, strict=True) if verdict.solved]
     names = {mutant.name for mutant in alive}
     return Toll(

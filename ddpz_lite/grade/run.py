@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,16 +63,22 @@ def judge_all(
     *,
     exact: bool = True,
     seconds: float | None = None,
+    enough: Callable[[int, Judging], bool] = lambda index, judging: False,
 ) -> list[Verdict]:
     """The verdict on each answer, as `score(task, observe(...))` gives it, in far fewer launches.
 
     Answers that need the same case have their turns in one launch; those that do not come to their
     end there are run by themselves, as are all in a case on a slower network. Not exact: whoever
     does not come to its end has "raised", and nothing is run again to say how. seconds: until a
-    turn is ended; by default the case's own time.
+    turn is ended; by default the case's own time. enough(number of an answer, its judging so far):
+    whether what it did in other cases is of no interest.
     """
     every = [Judging(task, cases) for _ in answers]
-    while waiting := [(j, i) for i, one in enumerate(every) if (j := one.wanted()) is not None]:
+    while waiting := [
+        (wanted, i)
+        for i, one in enumerate(every)
+        if (wanted := one.wanted()) is not None and not enough(i, one)
+    ]:
         index = min(waiting)[0]
         turn = [i for wanted, i in waiting if wanted == index]
         case = cases[index]

@@ -100,6 +100,11 @@ class Judging:
                     break
         return None
 
+    def failed(self) -> dict[str, str]:
+        """{what an aspect says: its sentence} for all that fail in what has been seen."""
+        said = ((a.says, self._sentence(a, i)) for a in self.task.aspects for i in self._seen(a))
+        return {says: sentence for says, sentence in said if sentence is not None}
+
     def verdict(self) -> Verdict:
         """Points and sentences, from what has been seen."""
         task, seen = self.task, self.observed()
@@ -111,7 +116,7 @@ class Judging:
         told: set[str] = set()
         ends: set[str] = set()  # of the cases that aspects failed in
         for aspect in task.aspects:
-            if findings and findings[0].outcome != "pass":
+            if findings and findings[0].outcome == "fail":
                 found = Finding(aspect.says, 0, aspect.points, "not judged")
             else:
                 found = self._find(aspect, told, ends)
@@ -121,10 +126,9 @@ class Judging:
         return Verdict(task.id, "ok" if solved else status, tuple(findings))
 
     def _find(self, aspect: Aspect, told: set[str], ends: set[str]) -> Finding:
-        looked_at = [index for index in self._looked_at(aspect) if index in self.seen]
-        if not looked_at:
+        if not self._looked_at(aspect):
             raise ValueError(f"no case has a kind that the aspect {aspect.says!r} looks at")
-        for index in looked_at:
+        for index in self._seen(aspect):
             sentence = self._sentence(aspect, index)
             if sentence is None:
                 continue
@@ -133,7 +137,12 @@ class Judging:
             told.add(sentence)
             where = f"{sentence} ({self.cases[index].says})" if new else "as above"
             return Finding(aspect.says, 0, aspect.points, "fail", where)
+        if self._seen(aspect) != self._looked_at(aspect):
+            return Finding(aspect.says, 0, aspect.points, "not judged")
         return Finding(aspect.says, aspect.points, aspect.points, "pass")
+
+    def _seen(self, aspect: Aspect) -> list[int]:
+        return [index for index in self._looked_at(aspect) if index in self.seen]
 
     def _looked_at(self, aspect: Aspect) -> list[int]:
         kinds = aspect.on

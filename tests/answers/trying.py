@@ -17,7 +17,7 @@ import nbformat
 from answers import Wrong
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.run import draw, judge_all
-from ddpz_lite.grade.score import Verdict
+from ddpz_lite.grade.score import Judging, Verdict
 from ddpz_lite.grade.task import Task
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
@@ -68,12 +68,21 @@ class Tried:
 
 @functools.cache
 def tried(task: Task) -> Tried:
-    """All answers to a task, run together."""
+    """All answers to a task, run together; a wrong one until it has heard its sentence."""
     notebook = master(task.lesson)
-    sources = {("wrong", wrong.name): wrong.source for wrong in variants(task.id)}
+    wrong_ones = variants(task.id)
+    sources = {("wrong", wrong.name): wrong.source for wrong in wrong_ones}
     sources |= {("right", name): source for name, source in right(task.id)}
-    answers = [define(task, notebook, source) for source in (None, *sources.values())]
-    solution, *verdicts = judge_all(task, answers, draw(task))
+    answers = [define(task, notebook, source) for source in (*sources.values(), None)]
+
+    def heard(number: int, judging: Judging) -> bool:
+        if number >= len(wrong_ones):
+            return False
+        wrong, failed = wrong_ones[number], judging.failed()
+        said = " ".join(failed.values())
+        return lost(task, wrong) <= failed.keys() and wrong.says in said
+
+    *verdicts, solution = judge_all(task, answers, draw(task), enough=heard)
     by_kind: dict[str, dict[str, Verdict]] = {"wrong": {}, "right": {}}
     for (kind, name), verdict in zip(sources, verdicts, strict=True):
         by_kind[kind][name] = verdict
@@ -105,9 +114,14 @@ def failed(verdict: Verdict) -> set[str]:
     return {found.says for found in verdict.findings if found.outcome == "fail"}
 
 
+def lost(task: Task, wrong: Wrong) -> set[str]:
+    """The aspects that a wrong answer fails, by what they say."""
+    return set(wrong.loses or (task.aspects[0].says,))
+
+
 def missed(task: Task, wrong: Wrong, verdict: Verdict) -> str:
     """What a wrong answer should have got and did not; empty if it got its own sentence."""
-    loses = set(wrong.loses or (task.aspects[0].says,))
+    loses = lost(task, wrong)
     if unknown := loses - {aspect.says for aspect in task.aspects}:
         return f"the task has no aspects {unknown}"
     if not loses <= failed(verdict) or verdict.solved:

@@ -71,6 +71,7 @@ LocalProvisioner.pre_launch = taken
 """
 
 
+@pytest.mark.extra  # nbval gives up by the clock: ten seconds of waiting
 def test_no_other_program_can_take_the_port_of_a_kernel(tmp_path, root):
     """Four ranks open dozens of ports while a kernel beside them begins: it must not need one."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from answers import trying
 
+from ddpz_lite.grade import run
 from ddpz_lite.grade.run import judge_all, observe
 from ddpz_lite.grade.score import Judging, score
 from ddpz_lite.grade.task import Aspect, Case, Observed, find
@@ -133,6 +134,40 @@ def test_what_was_not_run_does_not_change_the_verdict():
     ]
     assert score(task, seen) == score(task, seen[:1])
     assert score(task, seen).status == "wrong"
+
+
+def test_what_has_failed_so_far_is_known_and_the_rest_is_not_judged():
+    aspects = [
+        Aspect("a", 1, says({}), on=("a",)),
+        Aspect("b", 1, says({1: "no"})),
+        Aspect("c", 1, says({}), on=("a", "c")),
+    ]
+    judging = Judging(replace(TASK, aspects=tuple(aspects)), cases("a", "b", "c"))
+    judging.add(0, Observed(judging.cases[0], "ok", ""))
+    assert judging.failed() == {} and judging.wanted() == 1
+    judging.add(1, Observed(judging.cases[1], "ok", ""))
+    assert judging.failed() == {"b": "no"} and judging.wanted() == 2
+    found = [finding.outcome for finding in judging.verdict().findings]
+    assert found == ["pass", "fail", "not judged"]
+
+
+def test_an_answer_of_which_enough_is_known_is_run_no_further(monkeypatch):
+    ran = []
+
+    def observed(task, answers, case, seconds):
+        ran.append((case.says, len(answers)))
+        return [Observed(case, "ok", "") for _ in answers]
+
+    monkeypatch.setattr(run, "observe_together", observed)
+    task = replace(TASK, aspects=(Aspect("a", 1, says({})), Aspect("b", 1, says({0: "no"}))))
+
+    def enough(number: int, judging: Judging) -> bool:
+        return number == 0 and "b" in judging.failed()
+
+    first, second = judge_all(task, [answer(GOOD)] * 2, cases("", ""), enough=enough)
+    assert ran == [("case 0", 2), ("case 1", 1)]
+    assert [found.outcome for found in first.findings] == ["not judged", "fail"]
+    assert [found.outcome for found in second.findings] == ["pass", "fail"]
 
 
 def test_the_stub_is_run_once():

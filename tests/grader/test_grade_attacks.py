@@ -145,6 +145,7 @@ def hostile_class(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra  # all of the attacks once more, in one class
 @sandboxed
 def test_a_hostile_class_is_graded_to_its_end(hostile_class, tmp_path, canaries, capsys):
     files, before, fds = written(), family(), descriptors()

@@ -194,11 +194,18 @@ def test_the_stub_is_not_attempted_and_run_once():
     assert score(TASK, seen).status == "not attempted"
 
 
-SOLUTIONS = sorted((Path(__file__).resolve().parents[2] / "solutions").glob("*.ipynb"))
+SOLUTIONS = [
+    # `make test` takes answers that are called (03) and answers that build a strategy (09). To the
+    # others applies what is tested above: the broker's data and ledger are those of a notebook.
+    pytest.param(
+        path, id=path.stem, marks=[] if path.stem[:2] in ("03", "09") else pytest.mark.extra
+    )
+    for path in sorted((Path(__file__).resolve().parents[2] / "solutions").glob("*.ipynb"))
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SOLUTIONS)
 def test_every_solution_has_all_points(path):
     before = []
     for cell in notebooks.read(path).cells:
@@ -544,7 +551,9 @@ def odd_heads(seed: int) -> list[dict]:
     return heads
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.extra) for seed in range(40, 300))]
+)
 def test_no_frame_stops_the_broker(seed, monkeypatch):
     monkeypatch.setattr(leash, "LEAVE", 0.0)
     pairs = [[socket.socketpair() for _ in range(3)] for _ in range(2)]

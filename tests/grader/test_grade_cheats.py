@@ -45,7 +45,17 @@ def verdict(task_id: str, source: str) -> Verdict:
     return score(task, seen)
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=[f"{c.task}-{c.name}" for c in CHEATS])
+def by_name():
+    """One cheat of each lesson for `make test`; the others try the same walls in other words."""
+    tried = set()
+    for cheat in CHEATS:
+        lesson = cheat.task.partition(".")[0]
+        marks = [pytest.mark.extra] if lesson in tried else []
+        tried.add(lesson)
+        yield pytest.param(cheat, id=f"{cheat.task}-{cheat.name}", marks=marks)
+
+
+@pytest.mark.parametrize("cheat", by_name())
 def test_an_answer_without_the_property_does_not_get_its_points(cheat):
     found = verdict(cheat.task, cheat.source)
     assert found.points <= cheat.points, trying.sentences(found)

@@ -399,6 +399,7 @@ def test_an_interrupt_ends_a_run_and_all_that_it_started(run, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra  # three notebooks under nbval; what it sees and reaches is tested above by one
 @sandboxed
 def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
     small = Limits(memory=512 << 20, cell=1.0, patience=3.0)

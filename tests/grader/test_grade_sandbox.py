@@ -533,7 +533,10 @@ while True: time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize("shut_in", BOTH)
+@pytest.mark.parametrize(
+    "shut_in",
+    [BOTH[0], pytest.param(False, marks=pytest.mark.extra, id="limits alone")],
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_survives_the_grader(shut_in, number):
     source = GRADER.format(tests=str(Path(__file__).parent), source=STAY, shut_in=shut_in)

@@ -78,6 +78,7 @@ def test_targets_are_lines_beside_what_was_measured(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.extra  # each measurement once, as `ddpz bench --targets` makes it
 def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):
     """Small: one spawn, a few calls, one exercise, one tiny step of each contestant."""
     for name, value in (("LAUNCHES", 1), ("SPAWNS", 1), ("CALLS", 4), ("RANKS", 2)):

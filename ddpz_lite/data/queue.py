@@ -34,7 +34,7 @@ class WorkQueue:
             ...
 
     After it `queue.taken` holds what this rank got. Ranks end with different numbers of items, so
-    no collective may stand in the loop: sum up locally, then combine once, weighed by what was done.
+    no collective may stand in the loop: sum up locally, then combine once and weigh what was done.
 
     Each iteration over the queue deals all items anew, and begins where all ranks begin it. Like
     process groups, queues are told apart by the order in which they are made: make the same ones,

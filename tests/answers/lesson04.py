@@ -185,7 +185,9 @@ WRONG = {
         ),
         Wrong(
             "rank 0 tells its order",
-            buckets().replace("    groups, before", "    dist.broadcast_object_list(order)\n    groups, before"),
+            buckets().replace(
+                "    groups, before", "    dist.broadcast_object_list(order)\n    groups, before"
+            ),
             "nothing has to be sent",
             NO_TRACE,
         ),
@@ -232,7 +234,9 @@ def work_queue(store, tokens, gradient, zeros):
         ),
         Wrong(
             "a stride in disguise",
-            queue(take="while (i := store.add(f'next {rank}', world) - world + rank) < len(tokens)"),
+            queue(
+                take="while (i := store.add(f'next {rank}', world) - world + rank) < len(tokens)"
+            ),
             "they were dealt beforehand",
             NO_WAIT,
         ),
@@ -244,7 +248,9 @@ def work_queue(store, tokens, gradient, zeros):
         ),
         Wrong(
             "mean of means",
-            queue(end="total /= max(done, 1)\n    dist.all_reduce(total)\n    return total / world"),
+            queue(
+                end="total /= max(done, 1)\n    dist.all_reduce(total)\n    return total / world"
+            ),
             "a rank that did little counts as much",
             MEAN,
         ),
@@ -279,7 +285,7 @@ def work_queue(store, tokens, gradient, zeros):
             take="while (i := store.add('next', 1)) < len(tokens)"), "Nobody worked on text 0"),
     ],
     "04.stop_together": [
-        Wrong("a break of its own", stop("if wants_to_stop():"), "waits in all_reduce", ONE_WISH),
+        Wrong("a break of its own", stop("if wants_to_stop():"), "in all_reduce #4", ONE_WISH),
         Wrong(
             "rank 0 decides",
             stop("wish = torch.tensor(float(wants_to_stop()))", "dist.broadcast(wish, src=0)",
@@ -288,18 +294,18 @@ def work_queue(store, tokens, gradient, zeros):
             ONE_WISH,
         ),
         Wrong("a barrier alone", stop("wish = wants_to_stop()", "dist.barrier()", "if wish:"),
-              "waits in barrier", ONE_WISH),
+              "in all_reduce #8", ONE_WISH),
         Wrong(
             "the sum compared with one",
             stop("wish = torch.tensor(float(wants_to_stop()))", "dist.all_reduce(wish)",
                  "if wish == 1:"),
-            "together, and all took",
+            "wished to stop after step 2 together",
             ODD_WISHES,
         ),
         Wrong(
             "every step but the first",
             stop(*REDUCED, "if wish and taken > 1:"),
-            "all stopped one step late",
+            "wished to stop after step 1 together",
             ODD_WISHES,
         ),
         Wrong(
@@ -441,6 +447,7 @@ PROMISES = {
     "04.work_queue": {
         "no text is dealt beforehand: all ranks share a counter": (*NO_WAIT, ""),
         "Each text is worked on exactly once, by one rank": (*DONE_ONCE, ""),
+        "A rank takes the next text only when it is done with the one before": (*NO_WAIT, ""),
         "no text waits for a rank that is busy": (*NO_WAIT, ""),
         "There may be fewer texts than ranks": (*FEW, "few"),
         "every rank returns the gradient of the mean loss over all tokens of all texts": (
@@ -457,10 +464,11 @@ PROMISES = {
     "04.stop_together": {
         "All ranks stop after the same step": (*ONE_WISH, "one"),
         "the first after which any of them wished it": (*ODD_WISHES, "odd"),
-        "After each step ask the rank once": (*ASKED, ""),
-        "at most one collective a step, to which each rank gives one number": (*ONE_NUMBER, ""),
+        "After each step ask the rank once": (*ASKED, "one"),
+        "at most one collective a step, to which each rank gives one number": (*ONE_NUMBER, "odd"),
         "on every rank the same number": (*ONE_WISH, "one"),
         "all ranks must take as many": None,  # of what is handed in
-        "It may be another answer each time": (*ASKED, ""),
+        "It may be another answer each time": (*ASKED, "odd"),
+        "the most steps, at least 1": (*ODD_WISHES, "odd"),
     },
 }

@@ -76,18 +76,24 @@ def token_buckets(lengths, steps, epoch, seed):
     return [mine[step * size : (step + 1) * size] for step in range(steps)]
 """
 
-RUNS = """
+SNAKE = """
 def token_buckets(lengths, steps, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed(1000003 * seed + epoch)
     order = torch.randperm(len(lengths), generator=dice).tolist()
-    target, batches, held = sum(lengths) / (steps * world), [[]], 0
+    total, before, groups = sum(lengths), 0, [[]]
     for i in order:
-        if held + lengths[i] / 2 > target * len(batches) and len(batches) < steps * world:
-            batches.append([])
-        batches[-1].append(i)
-        held += lengths[i]
-    return [batches[step * world + rank] for step in range(steps)]
+        if before * steps >= total * len(groups):
+            groups.append([])
+        groups[-1].append(i)
+        before += lengths[i]
+    there_and_back = [*range(world), *reversed(range(world))]
+    mine = []
+    for group in groups:
+        group.sort(key=lambda i: lengths[i], reverse=True)
+        places = enumerate(group)
+        mine.append([i for place, i in places if there_and_back[place % (2 * world)] == rank])
+    return mine
 """
 
 # ---- 04.work_queue ----
@@ -335,7 +341,7 @@ def work_queue(store, tokens, gradient, zeros):
 
 RIGHT = {
     "04.token_buckets": [
-        ("the samples in runs, not sorted", RUNS),
+        ("there and back through the ranks", SNAKE),
         (
             "a heap, and the ranks in another order in each step",
             """
@@ -436,7 +442,7 @@ PROMISES = {
         "Deal samples of unequal length so that nobody waits": None,
         "each sample comes exactly once": (*ONCE, ""),
         "All ranks get `steps` batches, none of them empty": (*AS_MANY, ""),
-        "1.1 times as many tokens as the mean": (*WORK, ""),
+        "1.05 times the tokens that the ranks have on average": (*WORK, ""),
         "nothing is sent": (*NO_TRACE, ""),
         "The same epoch and seed give the same batches again": (*MIXED, ""),
         "not more than a third do so again": (*MIXED, ""),
@@ -470,5 +476,32 @@ PROMISES = {
         "all ranks must take as many": None,  # of what is handed in
         "It may be another answer each time": (*ASKED, "odd"),
         "the most steps, at least 1": (*ODD_WISHES, "odd"),
+    },
+}
+
+# ---- mutants of the solution that are right, and why ----
+
+ROTATED = "the same deal with steps or ranks in another order: nothing asks for an order of these"
+OFFSET = "all sums begin at another number, and only their differences count"
+
+EQUIVALENT = {
+    "04.token_buckets": {
+        "`seed + epoch` -> `seed - epoch`": "another seed for each epoch all the same",
+        "`0` -> `1`": "the first sample is cut off one token later",
+        "`0` -> `-1`": "the first sample goes to the last step, which has room for it",
+        "`groups[before * steps // sum(lengths)]` -> "
+        "`groups[before * steps // sum(lengths) - 1]`": ROTATED,
+        "`before += lengths[i]` -> `before -= lengths[i]`": ROTATED,
+        "`range(world)` -> `range(world + 1)`": "a part more, to which nothing is ever given",
+        "`0` -> `1` (#2)": OFFSET,
+        "`0` -> `-1` (#2)": OFFSET,
+        "`parts[fewest]` -> `parts[fewest - 1]`": ROTATED,
+        "`parts[rank]` -> `parts[rank - 1]`": ROTATED,
+    },
+    "04.stop_together": {
+        "`dist.all_reduce(wish, op=dist.ReduceOp.MAX)` -> `dist.all_reduce(wish)`": (
+            "a sum of wishes is zero where nobody wishes, as their maximum is"
+        ),
+        "`dist.ReduceOp.MAX` -> `dist.ReduceOp.SUM`": "the same",
     },
 }

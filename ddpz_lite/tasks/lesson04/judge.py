@@ -15,8 +15,8 @@ from ...grade.vocabulary import explain, silent, world_name
 
 # -- 04.token_buckets ------------------------------------------------------------------------------
 
-UNEQUAL = {1: (301, 4), 2: (403, 3), 3: (601, 4), 4: (702, 3)}  # by world: samples, steps
-FACTOR = 1.1  # of the mean, in no batch more
+UNEQUAL = {1: (163, 4), 2: (121, 4), 3: (121, 4), 4: (163, 4)}  # by world: samples, steps
+RANK, STEP = 1.05, 1.1  # of the mean rank of a step, and of the mean step: in none more
 PARTNERS = 1 / 3  # of the pairs in a batch, at most, are one again in another epoch
 EPOCHS = (0, 1, 6)  # then epoch 0 again, then of another seed
 
@@ -30,6 +30,7 @@ def _bucket_cases(rng: torch.Generator) -> list[Case]:
         seed = int(torch.randint(1000, (), generator=rng))
         calls = [[lengths, steps, epoch, seed] for epoch in (*EPOCHS, 0)]
         calls.append([lengths, steps, 0, seed + 1000])
+        calls.append([lengths[: samples * 3 // 4], steps - 1, 2, seed])
         return Case(f"{world_name(world)}, {samples} samples", [{"calls": calls}] * world)
 
     def equal(world: int, steps: int, each: int) -> Case:
@@ -103,20 +104,28 @@ def _as_many(batches: Batches, lengths: list[int], steps: int) -> str | None:
 @_each_call
 def _equal_work(batches: Batches, lengths: list[int], steps: int) -> str | None:
     tokens = [[sum(lengths[i] for i in batch) for batch in mine] for mine in batches]
-    every, samples = list(chain(*tokens)), [len(batch) for batch in chain(*batches)]
-    mean, most = sum(lengths) / len(every), max(every)
-    if most <= FACTOR * mean:
-        return None
-    rank, step = next((r, s) for r, m in enumerate(tokens) for s, t in enumerate(m) if t == most)
-    wrong = f"in step {step} rank {rank} has {most} tokens, {most / mean:.2f} times the mean"
-    if max(samples) - min(samples) <= 1:
-        return f"{wrong}. All batches have as many samples; but it is tokens that take time."
-    if max(map(sum, tokens)) <= FACTOR * sum(lengths) / len(batches) and len(batches) > 1:
+    world, samples = len(batches), [len(batch) for batch in chain(*batches)]
+    for step, ranks in enumerate(zip(*tokens, strict=True)):
+        most, mean = max(ranks), sum(ranks) / world
+        if most <= RANK * mean:
+            continue
+        rank = ranks.index(most)
+        wrong = f"in step {step} rank {rank} has {most} tokens, {most / mean:.2f} times the mean"
+        if max(samples) - min(samples) <= 1:
+            return f"{wrong}. All batches have as many samples; but it is tokens that take time."
+        if max(map(sum, tokens)) <= RANK * sum(lengths) / world:
+            return (
+                f"{wrong}. Over the epoch the ranks have equal work, step by step they do not; and "
+                "in each step the fastest waits for the slowest."
+            )
+        return f"{wrong}: the others wait for it."
+    by_step = [sum(ranks) for ranks in zip(*tokens, strict=True)]
+    most, mean = max(by_step), sum(by_step) / len(by_step)
+    if most > STEP * mean:
         return (
-            f"{wrong}. Over the epoch the ranks have equal work, step by step they do not; and in "
-            "each step the fastest waits for the slowest."
+            f"step {by_step.index(most)} has {most / mean:.2f} times the tokens of the mean step."
         )
-    return f"{wrong}: the others wait for it."
+    return None
 
 
 def _pairs(batches: Batches) -> set[tuple[int, int]]:

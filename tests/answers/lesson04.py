@@ -190,6 +190,20 @@ WRONG = {
             NO_TRACE,
         ),
         Wrong(
+            "the library's own",
+            """
+from ddpz_lite import data
+
+
+def token_buckets(lengths, steps, epoch, seed):
+    budget = max(max(lengths), sum(lengths) // (steps * dist.get_world_size()))
+    sampler = data.TokenBudgetSampler(lengths, budget, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+""",
+            "is ready-made",
+        ),
+        Wrong(
             "rank 0 tells its order",
             buckets().replace(
                 "    groups, before", "    dist.broadcast_object_list(order)\n    groups, before"

@@ -138,9 +138,10 @@ class _Gradients:
 class _Clerk:
     """Keeps the store, and lets a rank that begins a text go on when it has had its time.
 
-    The rank that is busy is done with its first text when all others have been begun. Ranks that
-    read get their answers together, when each has asked for something: who then writes what it read
-    plus one writes what the others write. SILENCE ends either wait.
+    Where there are enough texts, each rank has begun one before any goes on, so that none comes too
+    late to get one. The rank that is busy is done with its first text when all others have been
+    begun. Ranks that read get their answers together, when each has asked for something: who then
+    writes what it read plus one writes what the others write. SILENCE ends each of these waits.
     """
 
     def __init__(self, everyone: dist.ProcessGroup, clerk: int) -> None:
@@ -191,7 +192,7 @@ class _Clerk:
             return
         for rank in readers or sorted(self.asked):
             kind, key, value = self.asked[rank]
-            if kind == BEGIN and not self.silent and self._has_to_wait(rank):
+            if kind == BEGIN and not self.silent and self._has_to_wait(rank, working):
                 continue
             if kind == BEGIN and rank == self.busy and self.waiting is None:
                 left = self.texts - len({text for _, text in self.begun})
@@ -199,12 +200,10 @@ class _Clerk:
             del self.asked[rank]
             self._reply(rank, self._look_up(kind, key, value))
 
-    def _has_to_wait(self, rank: int) -> bool:
-        if self.busy is None:
-            return False
-        if rank == self.busy:
-            return len({text for _, text in self.begun}) < self.texts
-        return self.busy not in {worker for worker, _ in self.begun}
+    def _has_to_wait(self, rank: int, working: set[int]) -> bool:
+        if self.texts >= self._workers and not working <= {worker for worker, _ in self.begun}:
+            return True
+        return rank == self.busy and len({text for _, text in self.begun}) < self.texts
 
     def _look_up(self, kind: int, key: str, value: str) -> str:
         if kind == ADD:

@@ -1,6 +1,20 @@
-"""Real text to train on, and a sampler that deals one data set to many ranks."""
+"""Real text to train on, and what feeds it to many ranks: samplers, a work queue, a cache."""
 
+from ddpz_lite.data.budget import TokenBudgetSampler
+from ddpz_lite.data.cached import Cached
+from ddpz_lite.data.queue import WorkQueue, job_store
 from ddpz_lite.data.sampler import RankSampler
 from ddpz_lite.data.text import Corpus, Windows, corpus
+from ddpz_lite.data.uneven import joined
 
-__all__ = ["Corpus", "RankSampler", "Windows", "corpus"]
+__all__ = [
+    "Cached",
+    "Corpus",
+    "RankSampler",
+    "TokenBudgetSampler",
+    "Windows",
+    "WorkQueue",
+    "corpus",
+    "job_store",
+    "joined",
+]

@@ -18,6 +18,25 @@ from torch.utils.data import Sampler
 UNEVEN = ("pad", "drop", "keep")
 
 
+def place_in_world(who: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size) as given; asked of torch.distributed, or (0, 1), where both are None.
+
+    who: the sampler's name, for the errors. Raises ValueError for what makes no sense.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(
+            f"{who}: give both rank and world_size, or neither to ask torch.distributed."
+        )
+    if rank is None:
+        live = dist.is_available() and dist.is_initialized()
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if live else (0, 1)
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"{who}: rank {rank} is not in a world of {world_size}; ranks go from 0 up."
+        )
+    return rank, world_size
+
+
 class RankSampler(Sampler[int]):
     """The indices of one rank out of a data set of `length` samples.
 
@@ -42,19 +61,9 @@ class RankSampler(Sampler[int]):
         seed: int = 0,
         uneven: str = "pad",
     ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ValueError(
-                "RankSampler: give both rank and world_size, or neither to ask torch.distributed."
-            )
-        if rank is None:
-            live = dist.is_available() and dist.is_initialized()
-            rank, world_size = (dist.get_rank(), dist.get_world_size()) if live else (0, 1)
+        rank, world_size = place_in_world("RankSampler", rank, world_size)
         if length < 1:
             raise ValueError(f"RankSampler: a data set of length {length} has nothing to deal.")
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"RankSampler: rank {rank} is not in a world of {world_size}; ranks go from 0 up."
-            )
         if uneven not in UNEVEN:
             raise ValueError(f"RankSampler: uneven must be one of {UNEVEN}, got {uneven!r}.")
         self.length, self.rank, self.world_size = length, rank, world_size

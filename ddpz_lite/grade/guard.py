@@ -24,6 +24,8 @@ READY_MADE = {
     "torch.nn": ("SyncBatchNorm.__init__",),
     "torch.utils.data": ("DistributedSampler.__init__",),
     "ddpz_lite.data.sampler": ("RankSampler.__init__",),
+    "ddpz_lite.data.budget": ("TokenBudgetSampler.__init__",),
+    "ddpz_lite.data.queue": ("WorkQueue.__init__",),
 }
 STRATEGIES = f"{__package__.rpartition('.')[0]}.strategies"  # all of it
 

@@ -4,6 +4,7 @@ from ddpz_lite.show.before_after import collectives
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.charts import bars, line_figure, lines
 from ddpz_lite.show.held import memory
+from ddpz_lite.show.idle import idle, idle_figure
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
 from ddpz_lite.show.letters import step_letters
 from ddpz_lite.show.naps import napping
@@ -34,6 +35,8 @@ __all__ = [
     "figure_html",
     "hint",
     "house_style",
+    "idle",
+    "idle_figure",
     "in_bytes",
     "in_seconds",
     "line_figure",

@@ -158,7 +158,11 @@ def small(tmp_path, monkeypatch):
             for path in (ROOT / folder).glob(f"{number}_*.ipynb"):
                 shutil.copy(path, tmp_path / folder)
     plan = json.loads((tmp_path / "lessons/plan.json").read_text())
-    (tmp_path / "lessons/plan.json").write_text(json.dumps({**plan, "way": "02"}))
+    four = {"title": "Feeding the ranks", "learn": "no rank waits", "makes": "nobody waits"}
+    planned = {"04": four, **plan["planned"]}  # whatever is planned today
+    (tmp_path / "lessons/plan.json").write_text(
+        json.dumps({**plan, "way": "02", "planned": planned})
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

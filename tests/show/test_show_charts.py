@@ -61,6 +61,22 @@ def test_bars_end_in_their_values(drawn):
     assert table[1:] == [["right", 1e-7], ["sum", 3.0]]
 
 
+def test_idle_time_of_each_deal_and_rank():
+    fig, alt, table = show.idle_figure({"stride": [(1.0, 0.5), (1.5, 0)], "counter": [(2.0, 0)]})
+    (axes,) = fig.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "stride\n17% idle",
+        "counter\n0% idle",
+    ]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [1.0, 0.5, 1.5, 0, 2.0, 0]
+    assert "stride: 17% of the time idle; counter: 0%" in alt
+    assert table[1:] == [["stride", 0, 1.0, 0.5], ["stride", 1, 1.5, 0], ["counter", 0, 2.0, 0]]
+    for nothing in ({}, {"stride": []}):
+        with pytest.raises(ValueError, match="at least one rank"):
+            show.idle_figure(nothing)
+
+
 def test_collectives_before_and_after(drawn):
     run = [{"gather": ({r: 10.0 * r + r}, [0.0, 11.0] if r == 0 else [])} for r in range(2)]
     show.collectives(run)

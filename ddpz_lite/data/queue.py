@@ -1,0 +1,81 @@
+"""Work dealt one item at a time: whoever is free takes the next one.
+
+A counter in the job's store says how many items are taken. `store.add` reads and writes it as one
+operation, so no two ranks get the same number and nobody has to deal. A rank that is slow, for
+whatever reason, takes fewer. (List scheduling: Graham, *Bounds for Certain Multiprocessing
+Anomalies*, 1966. It ends at most one item later than an equal split of the work would.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch.distributed as dist
+
+
+def job_store() -> dist.Store:
+    """The store through which the ranks of this job found each other: they all see its keys.
+
+    A file where ranks were launched from a cell, a server at rank 0 under torchrun. Raises
+    RuntimeError where no process group exists.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            "job_store: this process belongs to no job. Ask for it inside the function that "
+            "launch runs, or after dist.init_process_group()."
+        )
+    return dist.distributed_c10d._get_default_store()
+
+
+class WorkQueue:
+    """Numbers from 0 to length - 1; each goes to the rank that asks first. Iterate to work it off.
+
+        for i in queue:  # this rank's items, as many as it gets to
+            ...
+
+    After it `queue.taken` holds what this rank got. Ranks end with different numbers of items, so
+    no collective may stand in the loop: sum up locally, then combine once and weigh what was done.
+
+    Each iteration over the queue deals all items anew, and begins where all ranks begin it. Like
+    process groups, queues are told apart by the order in which they are made: make the same ones,
+    in the same order, on every rank.
+
+    costs: how long each item will take, in any unit. Then the longest are dealt first, so that no
+    long one is left for the end. Otherwise they come in order.
+    store: what the ranks share; None is the job's own, or a private one without a process group.
+
+    An item whose rank dies is lost with it. Raises ValueError for a length or costs that make no
+    sense.
+    """
+
+    _made = 0  # by this process
+
+    def __init__(
+        self, length: int, *, costs: Sequence[float] | None = None, store: dist.Store | None = None
+    ) -> None:
+        if length < 0:
+            raise ValueError(f"WorkQueue: a queue of {length} items makes no sense.")
+        if costs is not None and len(costs) != length:
+            raise ValueError(
+                f"WorkQueue: {len(costs)} costs were given for {length} items; give one for each."
+            )
+        if store is None:
+            store = job_store() if dist.is_available() and dist.is_initialized() else None
+        self._store = dist.HashStore() if store is None else store
+        self._order = list(range(length))
+        if costs is not None:
+            self._order.sort(key=lambda item: -costs[item])
+        self._name, self._rounds = f"ddpz work queue {WorkQueue._made}", 0
+        WorkQueue._made += 1
+        self.taken: list[int] = []
+
+    def __len__(self) -> int:
+        """Items for all ranks together."""
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[int]:
+        key, self._rounds = f"{self._name}, round {self._rounds}", self._rounds + 1
+        self.taken = taken = []
+        while (place := self._store.add(key, 1) - 1) < len(self._order):
+            taken.append(self._order[place])
+            yield self._order[place]

@@ -1,0 +1,521 @@
+"""Wrong answers to lesson 04 that people give, right ones in another style, and promises."""
+
+from answers import Wrong
+
+ONCE = ("each sample once, on one rank",)
+AS_MANY = ("as many batches on each rank",)
+WORK = ("about as many tokens in each batch",)
+MIXED = ("other batches in another epoch",)
+NO_TRACE = ("nothing sent, nothing changed",)
+
+BUCKETS = """
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed({seed})
+    order = torch.randperm(len(lengths), generator=dice).tolist()
+    groups, before = [[] for _ in range(steps)], 0
+    for i in order:
+        groups[before * steps // sum(lengths)].append(i)
+        before += lengths[i]
+    mine = []
+    for group in groups:
+        parts, tokens = [[] for _ in range(world)], [0] * world
+        for i in {first}:
+            fewest = tokens.index(min(tokens))
+            parts[fewest].append(i)
+            tokens[fewest] += {cost}
+        mine.append(parts[rank])
+    {end}
+"""
+SOLVED_BUCKETS = {
+    "seed": "seed + epoch",
+    "first": "sorted(group, key=lambda i: -lengths[i])",
+    "cost": "lengths[i]",
+    "end": "return mine",
+}
+
+
+def buckets(**wrong):
+    return BUCKETS.format(**(SOLVED_BUCKETS | wrong))
+
+
+SORTED = """
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed(seed + epoch)
+    batches, tokens = [[] for _ in range(steps * world)], [0] * (steps * world)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fewest = tokens.index(min(tokens))
+        batches[fewest].append(i)
+        tokens[fewest] += lengths[i]
+    batches = [batches[b] for b in torch.randperm(len(batches), generator=dice).tolist()]
+    return batches[rank::world]
+"""
+
+STRIDE = """
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(len(lengths), generator=dice).tolist()
+    mine = order[rank::world]
+    return [mine[step::steps] for step in range(steps)]
+"""
+
+OVER_THE_EPOCH = """
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(len(lengths), generator=dice).tolist()
+    parts, tokens = [[] for _ in range(world)], [0] * world
+    for i in sorted(order, key=lambda i: -lengths[i]):
+        fewest = tokens.index(min(tokens))
+        parts[fewest].append(i)
+        tokens[fewest] += lengths[i]
+    mine = parts[rank]
+    size = -(-len(mine) // steps)
+    return [mine[step * size : (step + 1) * size] for step in range(steps)]
+"""
+
+SNAKE = """
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator().manual_seed(1000003 * seed + epoch)
+    order = torch.randperm(len(lengths), generator=dice).tolist()
+    total, before, groups = sum(lengths), 0, [[]]
+    for i in order:
+        if before * steps >= total * len(groups):
+            groups.append([])
+        groups[-1].append(i)
+        before += lengths[i]
+    there_and_back = [*range(world), *reversed(range(world))]
+    mine = []
+    for group in groups:
+        group.sort(key=lambda i: lengths[i], reverse=True)
+        places = enumerate(group)
+        mine.append([i for place, i in places if there_and_back[place % (2 * world)] == rank])
+    return mine
+"""
+
+# ---- 04.work_queue ----
+
+DONE_ONCE = ("each text is worked on once",)
+MEAN = ("the mean over all tokens, on every rank",)
+NO_WAIT = ("no text waits for a rank that is busy",)
+ONE_SUM = ("one collective, and no messages",)
+FEW = ("fewer texts than ranks",)
+
+QUEUE = """
+def work_queue(store, tokens, gradient, zeros):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total, done = zeros, 0
+    {take}:
+        total += {part}
+        done += tokens[i]
+    {end}
+"""
+SOLVED_QUEUE = {
+    "take": "while (i := store.add('next', 1) - 1) < len(tokens)",
+    "part": "tokens[i] * gradient(i)",
+    "end": "dist.all_reduce(total)\n    return total / sum(tokens)",
+}
+
+
+def queue(**wrong):
+    return QUEUE.format(**(SOLVED_QUEUE | wrong))
+
+
+# ---- 04.stop_together ----
+
+ONE_WISH = ("one rank's wish stops all, after that step",)
+ODD_WISHES = ("wishes together, at once, or never",)
+ASKED = ("each rank is asked once after each step",)
+ONE_NUMBER = ("one collective of one number a step",)
+
+STOP = """
+def stop_together(step, wants_to_stop, most):
+    for taken in range(1, most + 1):
+        step()
+        {decide}
+            return taken
+    return most
+"""
+
+
+def stop(*lines):
+    return STOP.format(decide="\n        ".join(lines))
+
+
+REDUCED = (
+    "wish = torch.tensor(float(wants_to_stop()))",
+    "dist.all_reduce(wish, op=dist.ReduceOp.MAX)",
+)
+
+WRONG = {
+    "04.token_buckets": [
+        Wrong("counts, not tokens", STRIDE, "it is tokens that take time", WORK),
+        Wrong("sorted for ever", SORTED, "the same ones meet for ever", MIXED),
+        Wrong(
+            "one rank has one step more",
+            buckets(
+                end="if rank == 0:\n"
+                "        mine = [*mine[:-1], mine[-1][:1], mine[-1][1:]]\n"
+                "    return mine"
+            ),
+            "Whoever has one more waits",
+            AS_MANY,
+        ),
+        Wrong(
+            "the tail is dropped",
+            buckets().replace("for i in order:", "for i in order[: len(order) // world * world]:"),
+            "the tail neither",
+        ),
+        Wrong("a seed of its own for each rank", buckets(seed="seed + epoch + rank"),
+              "never from the rank"),
+        Wrong("the epoch is forgotten", buckets(seed="seed"), "have the very same batches", MIXED),
+        Wrong(
+            "every rank takes all",
+            buckets().replace("mine.append(parts[rank])", "mine.append(group)"),
+            "every rank got all samples",
+        ),
+        Wrong("equal over the epoch", OVER_THE_EPOCH, "step by step they do not", WORK),
+        Wrong(
+            "shuffled with the global generator",
+            buckets().replace(
+                "    dice = torch.Generator().manual_seed(seed + epoch)\n"
+                "    order = torch.randperm(len(lengths), generator=dice).tolist()\n",
+                "    torch.manual_seed(seed + epoch)\n"
+                "    order = torch.randperm(len(lengths)).tolist()\n",
+            ),
+            "Make a generator of your own",
+            NO_TRACE,
+        ),
+        Wrong(
+            "the library's own",
+            """
+from ddpz_lite import data
+
+
+def token_buckets(lengths, steps, epoch, seed):
+    budget = max(max(lengths), sum(lengths) // (steps * dist.get_world_size()))
+    sampler = data.TokenBudgetSampler(lengths, budget, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+""",
+            "is ready-made",
+        ),
+        Wrong(
+            "rank 0 tells its order",
+            buckets().replace(
+                "    groups, before", "    dist.broadcast_object_list(order)\n    groups, before"
+            ),
+            "nothing has to be sent",
+            NO_TRACE,
+        ),
+    ],
+    "04.work_queue": [
+        Wrong(
+            "read, then written",
+            """
+def work_queue(store, tokens, gradient, zeros):
+    while (i := int(store.get("next"))) < len(tokens):
+        store.set("next", str(i + 1))
+        zeros += tokens[i] * gradient(i)
+    dist.all_reduce(zeros)
+    return zeros / sum(tokens)
+""",
+            "add() does both at once",
+        ),
+        Wrong(
+            "rank 0 deals",
+            """
+def work_queue(store, tokens, gradient, zeros):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    told = torch.zeros(1, dtype=torch.int64)
+    if rank == 0 and world > 1:
+        for i in [*range(len(tokens)), *[-1] * (world - 1)]:
+            free = dist.recv(told)
+            dist.send(torch.tensor([i]), free)
+    while rank or world == 1:
+        if world == 1:
+            told += 1
+            i = int(told) - 1 if told <= len(tokens) else -1
+        else:
+            dist.send(told, 0)
+            dist.recv(told, 0)
+            i = int(told)
+        if i < 0:
+            break
+        zeros += tokens[i] * gradient(i)
+    dist.all_reduce(zeros)
+    return zeros / sum(tokens)
+""",
+            "Nobody has to deal",
+            ONE_SUM,
+        ),
+        Wrong(
+            "a stride in disguise",
+            queue(
+                take="while (i := store.add(f'next {rank}', world) - world + rank) < len(tokens)"
+            ),
+            "they were dealt beforehand",
+            NO_WAIT,
+        ),
+        Wrong(
+            "the first that is done leaves",
+            queue(end="if not done:\n        return total\n    " + SOLVED_QUEUE["end"]),
+            "without calling it",
+            FEW,
+        ),
+        Wrong(
+            "mean of means",
+            queue(
+                end="total /= max(done, 1)\n    dist.all_reduce(total)\n    return total / world"
+            ),
+            "a rank that did little counts as much",
+            MEAN,
+        ),
+        Wrong(
+            "texts count equally",
+            queue(part="gradient(i)", end="dist.all_reduce(total)\n    return total / len(tokens)"),
+            "a short one counts as much as a long one",
+            MEAN,
+        ),
+        Wrong("not divided", queue(end="dist.all_reduce(total)\n    return total"),
+              "divide by their number", MEAN),
+        Wrong("not added up", queue(end="return total / sum(tokens)"),
+              "add up over the ranks", MEAN),
+        Wrong("every rank does all", queue(take="for i in range(len(tokens))"),
+              "Every rank worked on every text"),
+        Wrong(
+            "a collective for each text",
+            """
+def work_queue(store, tokens, gradient, zeros):
+    world = dist.get_world_size()
+    for start in range(0, len(tokens), world):
+        i = store.add("next", 1) - 1
+        part = tokens[i] * gradient(i) if i < len(tokens) else torch.zeros_like(zeros)
+        dist.all_reduce(part)
+        zeros += part
+    return zeros / sum(tokens)
+""",
+            "they were dealt beforehand",
+            NO_WAIT,
+        ),
+        Wrong("the first number is lost", queue(
+            take="while (i := store.add('next', 1)) < len(tokens)"), "Nobody worked on text 0"),
+    ],
+    "04.stop_together": [
+        Wrong("a break of its own", stop("if wants_to_stop():"), "in all_reduce #4", ONE_WISH),
+        Wrong(
+            "rank 0 decides",
+            stop("wish = torch.tensor(float(wants_to_stop()))", "dist.broadcast(wish, src=0)",
+                 "if wish:"),
+            "of whichever rank, is enough",
+            ONE_WISH,
+        ),
+        Wrong("a barrier alone", stop("wish = wants_to_stop()", "dist.barrier()", "if wish:"),
+              "in all_reduce #8", ONE_WISH),
+        Wrong(
+            "the sum compared with one",
+            stop("wish = torch.tensor(float(wants_to_stop()))", "dist.all_reduce(wish)",
+                 "if wish == 1:"),
+            "wished to stop after step 2 together",
+            ODD_WISHES,
+        ),
+        Wrong(
+            "every step but the first",
+            stop(*REDUCED, "if wish and taken > 1:"),
+            "wished to stop after step 1 together",
+            ODD_WISHES,
+        ),
+        Wrong(
+            "asked twice",
+            stop("if wants_to_stop():", "    pass", *REDUCED, "if wish:"),
+            "ask once after each step",
+            ASKED,
+        ),
+        Wrong(
+            "as an object",
+            stop("wishes = [None] * dist.get_world_size()",
+                 "dist.all_gather_object(wishes, wants_to_stop())", "if any(wishes):"),
+            "one each will do",
+            ONE_NUMBER,
+        ),
+        Wrong(
+            "the whole model's worth",
+            stop("wish = torch.full((8,), float(wants_to_stop()))",
+                 "dist.all_reduce(wish, op=dist.ReduceOp.MAX)", "if wish[0]:"),
+            "one number from each rank",
+            ONE_NUMBER,
+        ),
+    ],
+}  # fmt: skip
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "04.token_buckets": [
+        ("there and back through the ranks", SNAKE),
+        (
+            "a heap, and the ranks in another order in each step",
+            """
+import heapq
+
+
+def token_buckets(lengths, steps, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dice = torch.Generator()
+    dice.manual_seed(seed * 4096 + epoch)
+    order = torch.randperm(len(lengths), generator=dice)
+    sums = torch.tensor(lengths)[order].cumsum(0) - torch.tensor(lengths)[order]
+    step_of = sums * steps // sum(lengths)
+    mine = []
+    for step in range(steps):
+        parts = [(0, place, []) for place in range(world)]
+        samples = order[step_of == step].tolist()
+        for i in sorted(samples, key=lengths.__getitem__, reverse=True):
+            tokens, place, part = heapq.heappop(parts)
+            heapq.heappush(parts, (tokens + lengths[i], place, [*part, i]))
+        mine.append(sorted(parts, key=lambda p: p[1])[(rank + step) % world][2])
+    return mine
+""",
+        ),
+    ],
+    "04.work_queue": [
+        (
+            "the longest first, gathered at the end",
+            """
+def work_queue(store, tokens, gradient, zeros):
+    order = sorted(range(len(tokens)), key=lambda i: -tokens[i])
+    weight = 1 / sum(tokens)
+    parts = [zeros.clone()]
+    while True:
+        place = store.add("taken", 1)
+        if place > len(order):
+            break
+        i = order[place - 1]
+        parts.append(weight * tokens[i] * gradient(i))
+    mine = torch.stack(parts).sum(0)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return torch.stack(every).sum(0)
+""",
+        ),
+        (
+            "the tokens travel with the sum",
+            """
+def work_queue(store, tokens, gradient, zeros):
+    total = torch.cat([zeros, zeros.new_zeros(1)])
+    i = store.add("last", 1)
+    while i <= len(tokens):
+        total[:-1] += gradient(i - 1) * tokens[i - 1]
+        total[-1] += tokens[i - 1]
+        i = store.add("last", 1)
+    dist.all_reduce(total)
+    return total[:-1] / total[-1]
+""",
+        ),
+    ],
+    "04.stop_together": [
+        (
+            "a sum, and a while",
+            """
+def stop_together(step, wants_to_stop, most):
+    taken, wish = 0, torch.zeros(1, dtype=torch.int64)
+    while taken < most and not wish.item():
+        step()
+        taken += 1
+        wish.fill_(int(wants_to_stop()))
+        dist.all_reduce(wish)
+    return taken
+""",
+        ),
+        (
+            "gathered, and not after the last step",
+            """
+def stop_together(step, wants_to_stop, most):
+    for taken in range(1, most + 1):
+        step()
+        mine = torch.tensor([wants_to_stop()], dtype=torch.uint8)
+        every = torch.empty(dist.get_world_size(), dtype=torch.uint8)
+        if taken == most:
+            break
+        dist.all_gather(list(every.split(1)), mine)
+        if every.any():
+            break
+    return taken
+""",
+        ),
+    ],
+}
+
+# ---- what the texts promise, and who judges it: (aspect, kind of case) ----
+
+PROMISES = {
+    "04.token_buckets": {
+        "Deal samples of unequal length so that nobody waits": None,
+        "each sample comes exactly once": (*ONCE, ""),
+        "All ranks get `steps` batches, none of them empty": (*AS_MANY, ""),
+        "1.05 times the tokens that the ranks have on average": (*WORK, ""),
+        "nothing is sent": (*NO_TRACE, ""),
+        "The same epoch and seed give the same batches again": (*MIXED, ""),
+        "not more than a third do so again": (*MIXED, ""),
+        "The global random generators stay as they are": (*NO_TRACE, ""),
+        "the same on all ranks": None,  # of what is handed in
+        "There are many samples for each batch, or all have one length": (*WORK, "equal"),
+    },
+    "04.work_queue": {
+        "no text is dealt beforehand: all ranks share a counter": (*NO_WAIT, ""),
+        "Each text is worked on exactly once, by one rank": (*DONE_ONCE, ""),
+        "A rank takes the next text only when it is done with the one before": (*NO_WAIT, ""),
+        "no text waits for a rank that is busy": (*NO_WAIT, ""),
+        "There may be fewer texts than ranks": (*FEW, "few"),
+        "every rank returns the gradient of the mean loss over all tokens of all texts": (
+            *MEAN,
+            "",
+        ),
+        "of no more elements than the gradient and one": (*ONE_SUM, ""),
+        "beside it and the store nothing is sent": (*ONE_SUM, ""),
+        "The gradient (P,) of the mean loss over all tokens of all texts": (*MEAN, ""),
+        "shared by all ranks, and new in each call": None,  # of what is handed in
+        "of text i, a list of ints, the same on all ranks": None,
+        "(P,) of the same dtype": None,
+    },
+    "04.stop_together": {
+        "All ranks stop after the same step": (*ONE_WISH, "one"),
+        "the first after which any of them wished it": (*ODD_WISHES, "odd"),
+        "After each step ask the rank once": (*ASKED, "one"),
+        "at most one collective a step, to which each rank gives one number": (*ONE_NUMBER, "odd"),
+        "on every rank the same number": (*ONE_WISH, "one"),
+        "all ranks must take as many": None,  # of what is handed in
+        "It may be another answer each time": (*ASKED, "odd"),
+        "the most steps, at least 1": (*ODD_WISHES, "odd"),
+    },
+}
+
+# ---- mutants of the solution that are right, and why ----
+
+ROTATED = "the same deal with steps or ranks in another order: nothing asks for an order of these"
+OFFSET = "all sums begin at another number, and only their differences count"
+
+EQUIVALENT = {
+    "04.token_buckets": {
+        "`seed + epoch` -> `seed - epoch`": "another seed for each epoch all the same",
+        "`0` -> `1`": "the first sample is cut off one token later",
+        "`0` -> `-1`": "the first sample goes to the last step, which has room for it",
+        "`groups[before * steps // sum(lengths)]` -> "
+        "`groups[before * steps // sum(lengths) - 1]`": ROTATED,
+        "`before += lengths[i]` -> `before -= lengths[i]`": ROTATED,
+        "`range(world)` -> `range(world + 1)`": "a part more, to which nothing is ever given",
+        "`0` -> `1` (#2)": OFFSET,
+        "`0` -> `-1` (#2)": OFFSET,
+        "`parts[fewest]` -> `parts[fewest - 1]`": ROTATED,
+        "`parts[rank]` -> `parts[rank - 1]`": ROTATED,
+    },
+    "04.stop_together": {
+        "`dist.all_reduce(wish, op=dist.ReduceOp.MAX)` -> `dist.all_reduce(wish)`": (
+            "a sum of wishes is zero where nobody wishes, as their maximum is"
+        ),
+        "`dist.ReduceOp.MAX` -> `dist.ReduceOp.SUM`": "the same",
+    },
+}

@@ -396,7 +396,7 @@ WRONG = {
             local_sgd(
                 meet="average([p.data for p in parameters])\n        optimizer.state.clear()"
             ),
-            says="Rank",
+            says="momenta begin anew",
             loses=MOMENTA,
         ),
         Wrong(
@@ -607,7 +607,7 @@ PROMISES = {
         "At the end all ranks hold the same bits": (*ENDS, ""),
         "One rank may have more of them than another": (*WEIGHTS, ""),
         "with the same values on all ranks, all of one dtype": None,
-        "a list; each step is a list of functions": (*WEIGHTS, ""),
+        "with or without momentum": (*MOMENTA, "momentum"),
         "each step is a list of functions, one for each micro-batch": (*WEIGHTS, ""),
         "After every `every` steps of its optimizer": (*WEIGHTS, ""),
     },
@@ -624,5 +624,25 @@ EQUIVALENT = {
         "`True` -> `False`": "the same, said",
         "`0` -> `-1` (#3)": "the only dimension there is",
         "`0` -> `-1`": "the only dimension there is",
+    },
+    "06.int8_mean": {
+        "`127` -> `126`": "what is judged is the error, and one step in 127 hardly adds to it",
+        "`scale = torch.where(scale > 0, scale, torch.ones_like(sca...` -> dropped": (
+            "0 / 0 is nan, which is 0 as int8; 0 times 0 is 0"
+        ),
+        "`scale > 0` -> `scale >= 0`": "the same",
+        "`0` -> `-1` (#3)": "the same",
+        "`torch.ones_like(scale)` -> `torch.ones_like(scale, dtype=torch.float32)`": (
+            "where takes the wider dtype"
+        ),
+        "`mean = (parts * gather(scale.view(1))).sum(0) / world` -> twice": (
+            "a few scales travel again, far below the bytes that are allowed"
+        ),
+    },
+    "06.local_sgd": {
+        WORLD: "a job has one world",
+        "`zip(tensors, flat.split([t.numel() for t in tensors]), st...` -> "
+        "`zip(tensors, flat.split([t.numel() for t in tensors]))`": "not strict is the default",
+        "`True` -> `False`": "the same, said",
     },
 }

@@ -25,6 +25,8 @@ _HOMES = {
         "placement": ("zero_memory",),
         "strategies.parallelize": ("parallelize",),
         "strategies.ddp": ("DDP",),
+        "strategies.hooks": ("Rounded", "Int8", "TopK", "PowerSGD"),
+        "strategies.local": ("LocalSGD", "DiLoCo"),
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),

@@ -69,6 +69,10 @@ def line_figure(
             axes.set_xscale("log")
         if "y" in log:
             axes.set_yscale("log")
+            heights = [value for _, b in series.values() for value in b]
+            if max(heights) < 10 * min(heights):  # no power of ten between them: 3.2, not 3.2 x 10⁰
+                for set_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                    set_format("{x:.3g}")
         elif min(min(b) for _, b in series.values()) >= 0:
             axes.set_ylim(0)
         if len(series) + len(dots or {}) > 1:

@@ -5,6 +5,7 @@ flat         parameters end to end in one buffer, so that one transition moves t
 replica      a module that is the same on every rank
 reducer      buckets of gradients, and when a bucket goes
 ddp          the two together
+hooks        what a bucket may send in place of all its bits; `local`, ranks that meet now and then
 units        what ZeRO-3 gathers at a time; `schedule`, in which order
 zero1-3      optimizer state, then gradients, then parameters in shards
 optim        the optimizer of every stage: a torch optimizer on this rank's pieces

@@ -137,9 +137,16 @@ class Comm:
             out = rows.new_empty(rows.shape[1])  # (n,)
             work = _reduce_scatter(out, rows.view(-1), group=self.group, async_op=True)
             return self._mean((work,), lambda: out.to(dtype))
-        received = torch.empty_like(rows)  # (world, n): row r is rank r's part of our slice
+        received = self.all_to_all(rows)  # (world, n): row r is rank r's part of our slice
+        return self._mean((received,), lambda: _sum(received.wait(), dtype))
+
+    def all_to_all(self, rows: Tensor) -> Handle:
+        """Row r of `rows` (world, n) goes to rank r. Result (world, n): row r comes from rank r."""
+        if self.world == 1:
+            return Handle((), lambda: rows)
+        received = torch.empty_like(rows)
         work = dist.all_to_all_single(received, rows, group=self.group, async_op=True)
-        return self._mean((work,), lambda: _sum(received, dtype))
+        return Handle((work,), lambda: received)
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Partial to Replicate, in place: the sum over the sharding group and its replicas."""

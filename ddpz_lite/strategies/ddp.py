@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Comm
-from .reducer import Bucket, CommHook, Reducer, buckets_of
+from .reducer import Bucket, CommHook, HookPerBucket, Reducer, buckets_of
 from .replica import Replica
 
 
@@ -35,7 +35,7 @@ class DDP(Replica):
         broadcast_buffers: send rank 0's buffers before each forward in training.
         comm_hook: `hook(gradients, comm) -> Handle`, in place of scaling and all-reduce: gradients
             is a flat bucket of this rank's own, and must hold their mean when the handle has been
-            waited for.
+            waited for. Or one of `hooks`: Rounded, Int8, TopK, PowerSGD.
 
     Raises: RuntimeError if the ranks' parameters differ in name, shape, dtype or requires_grad; if
     requires_grad was switched on after wrapping.
@@ -49,7 +49,7 @@ class DDP(Replica):
         bucket_mb: float = 8.0,
         reduce_dtype: torch.dtype | None = None,
         broadcast_buffers: bool = True,
-        comm_hook: CommHook | None = None,
+        comm_hook: CommHook | HookPerBucket | None = None,
     ) -> None:
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
         groups = buckets_of(list(module.parameters()), bucket_mb)
@@ -72,4 +72,5 @@ class DDP(Replica):
     def memory_extra(self) -> dict[str, list[Tensor]]:
         """Buckets hold the gradients, whether a `.grad` points into them at the moment or not."""
         gradients = [bucket.flat for bucket in self.buckets]
-        return super().memory_extra() | {"gradients": gradients}
+        kept = [t for bucket in self.buckets for t in getattr(bucket.hook, "state", ())]
+        return super().memory_extra() | {"gradients": gradients, "transient": kept}

@@ -25,6 +25,12 @@ from .flat import Layout, travels_as
 CommHook = Callable[[Tensor, Comm], Handle]
 
 
+class HookPerBucket(Protocol):
+    """A hook with shapes or a state: see `hooks`."""
+
+    def for_bucket(self, gradients: Sequence[Tensor], comm: Comm) -> CommHook: ...
+
+
 class Bucket:
     """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat."""
 
@@ -33,14 +39,16 @@ class Bucket:
         params: Sequence[nn.Parameter],
         comm: Comm,
         reduce_dtype: torch.dtype | None = None,
-        hook: CommHook | None = None,
+        hook: CommHook | HookPerBucket | None = None,
     ) -> None:
-        self.params, self.comm, self.hook = params, comm, hook
+        self.params, self.comm = params, comm
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded
         dtype = travels_as(params[0].dtype, reduce_dtype)
         self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
         self.views = layout.views(self.flat)
+        made = getattr(hook, "for_bucket", None)
+        self.hook: CommHook | None = hook if made is None else made(self.views, comm)
         self._scale = 1.0 if hook is not None else 1.0 / comm.size  # a hook takes the mean itself
         self._missing: list[int] = []
         self._handles: list[Handle] = []

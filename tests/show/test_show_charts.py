@@ -38,6 +38,8 @@ def test_lines_hold_their_numbers_and_names(drawn):
     assert table[0] == ["line", "bytes", "seconds"] and ["star", 4, 4.0] in table
     assert ["ring, measured", 2, 4.5] in table
     assert [text.get_text() for text in axes.texts] == ["limit"]
+    heights = [label.get_text() for label in axes.get_yticklabels(which="both")]
+    assert "3" in heights and not any("times" in words for words in heights)
 
 
 def test_a_long_line_keeps_its_last_point_in_the_table():

@@ -80,7 +80,8 @@ def told(task: Task, verdict: Verdict) -> str:
             lines.append(_wrapped(lead, f"{found.says}:"))
             lines += [_wrapped(" " * 8, line) for line in found.sentence.splitlines()]
         else:
-            later = " (judged when the first is right)" if found.outcome == "not judged" else ""
+            why = found.sentence or "judged when the first is right"
+            later = f" ({why})" if found.outcome == "not judged" else ""
             lines.append(_wrapped(lead, f"{found.says}{later}"))
     if verdict.solved:
         lines += ["", _wrapped("  ", task.debrief)]

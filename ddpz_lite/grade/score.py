@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .task import Aspect, Case, Observed, Task
 
 LONGEST = 300  # characters of a sentence about what came back
+NO_END = "judged when the answer comes to its end there"
 
 STATUS = {  # by outcome, the first that applies
     "refused": "refused",
@@ -55,8 +56,8 @@ class Verdict:
 def score(task: Task, seen: Sequence[Observed]) -> Verdict:
     """Judge each aspect over the cases that it looks at.
 
-    A case in which the answer did not come to its end fails the aspects that look at it. Its
-    sentence is given once, at the first of them.
+    A case in which the answer did not come to its end fails the first aspect that looks at it: this
+    one gets its sentence. The other ones are not judged, and give no points.
     """
     if not seen:
         raise ValueError(f"{task.id}: nothing was observed; a verdict needs at least one case")
@@ -129,10 +130,13 @@ class Judging:
             if sentence is None:
                 continue
             ends.add(self.seen[index].outcome)
-            new = sentence not in told
-            told.add(sentence)
-            where = f"{sentence} ({self.cases[index].says})" if new else "as above"
-            return Finding(aspect.says, 0, aspect.points, "fail", where)
+            if sentence not in told:
+                told.add(sentence)
+                said = f"{sentence} ({self.cases[index].says})"
+                return Finding(aspect.says, 0, aspect.points, "fail", said)
+            if self.seen[index].outcome != "ok":  # it came to no end: there is nothing to judge
+                return Finding(aspect.says, 0, aspect.points, "not judged", NO_END)
+            return Finding(aspect.says, 0, aspect.points, "fail", "as above")
         return Finding(aspect.says, aspect.points, aspect.points, "pass")
 
     def _looked_at(self, aspect: Aspect) -> list[int]:

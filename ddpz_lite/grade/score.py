@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .task import Aspect, Case, Observed, Task
 
 LONGEST = 300  # characters of a sentence about what came back
-NO_END = "judged when the answer comes to its end there"
+NO_END = "not judged: the run told above did not come to its end"
 
 STATUS = {  # by outcome, the first that applies
     "refused": "refused",
@@ -56,8 +56,8 @@ class Verdict:
 def score(task: Task, seen: Sequence[Observed]) -> Verdict:
     """Judge each aspect over the cases that it looks at.
 
-    A case in which the answer did not come to its end fails the first aspect that looks at it: this
-    one gets its sentence. The other ones are not judged, and give no points.
+    A case in which the answer did not come to its end fails the aspects that look at it. Its
+    sentence is given once, at the first of them; the others are not judged.
     """
     if not seen:
         raise ValueError(f"{task.id}: nothing was observed; a verdict needs at least one case")
@@ -130,13 +130,11 @@ class Judging:
             if sentence is None:
                 continue
             ends.add(self.seen[index].outcome)
-            if sentence not in told:
-                told.add(sentence)
-                said = f"{sentence} ({self.cases[index].says})"
-                return Finding(aspect.says, 0, aspect.points, "fail", said)
-            if self.seen[index].outcome != "ok":  # it came to no end: there is nothing to judge
+            if sentence in told and self.seen[index].outcome != "ok":
                 return Finding(aspect.says, 0, aspect.points, "not judged", NO_END)
-            return Finding(aspect.says, 0, aspect.points, "fail", "as above")
+            where = "as above" if sentence in told else f"{sentence} ({self.cases[index].says})"
+            told.add(sentence)
+            return Finding(aspect.says, 0, aspect.points, "fail", where)
         return Finding(aspect.says, aspect.points, aspect.points, "pass")
 
     def _looked_at(self, aspect: Aspect) -> list[int]:

@@ -46,7 +46,6 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         found.append(f"lessons/{number}_*.ipynb is missing")
     else:
         found += _lesson(root, path)
-        warnings += [f"{_named(path)}: {said}" for said in rules.size(_read(path))]
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
     else:

@@ -74,10 +74,14 @@ run = dz.launch(add_up, world_size=4)
 print(list(run))"""
 PREDICTIONS = """\
 total = show.predict("TODO: what every rank holds after the all-reduce", default=10)
-sent = show.predict("TODO: bytes that rank 0 sends", default=24, unit="bytes")"""
+sent = show.predict("TODO: bytes that rank 0 sends", default=24, unit="bytes")
+calls = show.predict("TODO: collectives that rank 0 calls", default=1)
+records = show.predict("TODO: records in the ledger of all ranks", default=4)"""
 REVEAL = """\
 total.reveal(run[0])
-sent.reveal(sum(run.bytes_sent()[0].values()))"""
+sent.reveal(sum(run.bytes_sent()[0].values()))
+calls.reveal(sum(record.rank == 0 for record in run.ledger))
+records.reveal(len(run.ledger))"""
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ def told(task: Task, verdict: Verdict) -> str:
             lines.append(_wrapped(lead, f"{found.says}:"))
             lines += [_wrapped(" " * 8, line) for line in found.sentence.splitlines()]
         else:
-            later = " (judged when the first is right)" if found.outcome == "not judged" else ""
-            lines.append(_wrapped(lead, f"{found.says}{later}"))
+            later = found.sentence or "judged when the first is right"
+            note = f" ({later})" if found.outcome == "not judged" else ""
+            lines.append(_wrapped(lead, f"{found.says}{note}"))
     if verdict.solved:
         lines += ["", _wrapped("  ", task.debrief)]
     else:

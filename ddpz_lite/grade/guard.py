@@ -1,8 +1,8 @@
 """While an answer runs, the strategies that it is to build are not to be had ready-made.
 
 What is imported already gets a constructor that raises; what is not imported yet cannot be. So a
-rank does not have to import FSDP to forbid it. Of this library all that stands in strategies/ is
-refused, whoever adds it; of torch, what READY_MADE names.
+rank does not have to import FSDP to forbid it. Of this library all that stands in strategies/ and
+in built/ is refused, whoever adds it; of torch, what READY_MADE names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READY_MADE = {
     "ddpz_lite.data.budget": ("TokenBudgetSampler.__init__",),
     "ddpz_lite.data.queue": ("WorkQueue.__init__",),
 }
-STRATEGIES = f"{__package__.rpartition('.')[0]}.strategies"  # all of it
+ROOMS = tuple(f"{__package__.rpartition('.')[0]}.{room}." for room in ("strategies", "built"))
 
 
 class ReadyMade(RuntimeError):
@@ -75,7 +75,7 @@ def own_work() -> Iterator[None]:
 
 
 def _is_ready_made(module: str) -> bool:
-    return module in READY_MADE or f"{module}.".startswith(f"{STRATEGIES}.")
+    return module in READY_MADE or f"{module}.".startswith(ROOMS)
 
 
 def _public(module: Any) -> list[str]:

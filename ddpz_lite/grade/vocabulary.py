@@ -76,7 +76,7 @@ def explain_number(
     for words, candidate in mistakes.items():
         if near(candidate):
             return f"{what} {words}"
-    return f"{what} is {value:.6g}, and that is not it."
+    return f"{what} is {value:.6g}, which is wrong."
 
 
 def same_on_all_ranks(seen: Observed, values: Callable[[Any], Sequence[Any]]) -> str | None:

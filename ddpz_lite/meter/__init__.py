@@ -1,6 +1,7 @@
-"""What a run cost: bytes by kind, bytes over a step, and arithmetic against the machine's peak."""
+"""What a run cost: bytes by kind, a step in bytes and calls, and arithmetic against the peak."""
 
 from ddpz_lite.meter.held import KINDS, memory
+from ddpz_lite.meter.inside import records_in
 from ddpz_lite.meter.speed import (
     best_seconds,
     home,
@@ -22,6 +23,7 @@ __all__ = [
     "memory",
     "moments",
     "ping_pong",
+    "records_in",
     "utilization",
     "zero_memory",
 ]

@@ -112,6 +112,15 @@ class MemoryTimeline(TorchDispatchMode):
             samples, key=lambda kinds: sum(kinds.values()), default=dict.fromkeys(TIMELINE_KINDS, 0)
         )
 
+    def at(self, name: str) -> dict[str, int]:
+        """{kind: bytes} when the first mark of this name was set. Raises ValueError without one."""
+        moment = next((seconds for seconds, mark in self.marks if mark == name), None)
+        if moment is None:
+            there = ", ".join(dict.fromkeys(mark for _, mark in self.marks))
+            raise ValueError(f"MemoryTimeline: no mark {name!r}; there are {there or 'none'}.")
+        before = [kinds for seconds, kinds in self.samples if seconds <= moment]
+        return before[-1] if before else dict.fromkeys(TIMELINE_KINDS, 0)
+
     def mark(self, name: str) -> None:
         """Put a name on this moment."""
         self._log.marks.append((self._now(), name))

@@ -7,7 +7,7 @@ from ddpz_lite.show.held import memory
 from ddpz_lite.show.idle import idle, idle_figure
 from ddpz_lite.show.knobs import Explorer, Knob, explore, options, slider
 from ddpz_lite.show.letters import step_letters
-from ddpz_lite.show.naps import napping
+from ddpz_lite.show.naps import napping, napping_unit
 from ddpz_lite.show.orderings import ordering
 from ddpz_lite.show.page import figure_html, hint, show_figure
 from ddpz_lite.show.predictions import Prediction, predict
@@ -44,6 +44,7 @@ __all__ = [
     "look",
     "memory",
     "napping",
+    "napping_unit",
     "options",
     "ordering",
     "predict",

@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from ddpz_lite.model import GPT, GPTConfig
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.page import Table
 from ddpz_lite.show.style import INK, bytes_unit, look
 
 BYTES = 8  # of AdamW's state in fp32, per element
+LARGER = {  # the sizes of GPT-2, and a small model with a large vocabulary
+    "GPT-2, 124 M": {"vocab_size": 50257, "layers": 12, "heads": 12, "width": 768},
+    "GPT-2, 355 M": {"vocab_size": 50257, "layers": 24, "heads": 16, "width": 1024},
+    "four layers, 256,000 tokens": {"vocab_size": 256_000, "layers": 4, "heads": 16, "width": 1024},
+}
+
+
+def larger_models() -> dict[str, list[int]]:
+    """{name: elements of each parameter} of models that are built as shapes only."""
+    found = {}
+    for name, sizes in LARGER.items():
+        with torch.device("meta"):
+            model = GPT(GPTConfig(context=1024, tied=True, **sizes))
+        found[name] = [p.numel() for p in model.parameters()]
+    return found
 
 
 def balance(name: str, load: Sequence[int]) -> tuple[Any, str, Table]:

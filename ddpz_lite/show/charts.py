@@ -35,12 +35,14 @@ def line_figure(
     dots: Mapping[str, Points] | None = None,
     at: Mapping[str, float] | None = None,
     marks: bool = True,
+    steps: bool = False,
 ) -> tuple[Figure, str, Table]:
     """The same as (figure, alt, table): what a function for `explore` returns.
 
     log: the axes that are logarithmic, "", "x", "y" or "xy". dots: points without a line, drawn in
     the colour of the line of the same name, or black. at: dashed lines at a height, by what they
-    mean. marks: whether each point has its marker. Raises ValueError for lines without points.
+    mean. marks: whether each point has its marker. steps: whether a line keeps its height until its
+    next point. Raises ValueError for lines without points.
     """
     if not series or any(len(a) != len(b) or not len(a) for a, b in series.values()):
         raise ValueError("show.lines: give {label: (x, y)} with as many x as y, and at least one.")
@@ -52,6 +54,7 @@ def line_figure(
                 "color": look.color,
                 "marker": look.marker if marks else "",
                 "markevery": every,
+                "drawstyle": "steps-post" if steps else "default",
             }
             axes.plot(a, b, label=label, **style)
         colours = dict(zip(series, SERIES, strict=False))

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddpz_lite.wire import span
+
 
 class _Nap(torch.autograd.Function):
     @staticmethod
@@ -28,6 +30,18 @@ class _Nap(torch.autograd.Function):
         return gradient, None, None
 
 
+class _NapInSpans(_Nap):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
+        with span("forward"):
+            return _Nap.forward(ctx, x, forward, backward)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        with span("backward"):
+            return _Nap.backward(ctx, gradient)
+
+
 def napping(module: nn.Module, forward: float, backward: float) -> nn.Module:
     """Let the linear layers of `module` sleep, `forward` and `backward` seconds in all.
 
@@ -38,8 +52,7 @@ def napping(module: nn.Module, forward: float, backward: float) -> nn.Module:
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise ValueError(f"napping: {type(module).__name__} has no linear layer that could sleep.")
-    if forward < 0 or backward < 0:
-        raise ValueError(f"napping: seconds must not be negative, got {forward} and {backward}.")
+    _refuse_negative(forward, backward)
     weights = sum(layer.weight.numel() for layer in layers)
     for layer in layers:
         share = layer.weight.numel() / weights
@@ -47,3 +60,20 @@ def napping(module: nn.Module, forward: float, backward: float) -> nn.Module:
             lambda layer, inputs, y, share=share: _Nap.apply(y, share * forward, share * backward)
         )
     return module
+
+
+def napping_unit(module: nn.Module, forward: float, backward: float) -> nn.Module:
+    """Let `module` sleep as a whole: after its own forward, and before its own backward.
+
+    Each nap is a span, "forward" or "backward", so that a timeline shows it as compute. Returns the
+    module; its output, one tensor, and its gradients stay as they were. Raises ValueError for
+    negative seconds.
+    """
+    _refuse_negative(forward, backward)
+    module.register_forward_hook(lambda module, inputs, y: _NapInSpans.apply(y, forward, backward))
+    return module
+
+
+def _refuse_negative(forward: float, backward: float) -> None:
+    if forward < 0 or backward < 0:
+        raise ValueError(f"napping: seconds must not be negative, got {forward} and {backward}.")

@@ -10,6 +10,7 @@ NEIGHBOURS = ("send and recv between neighbours alone",)
 MESSAGES = ("N - 1 messages, by send and recv alone",)
 ROUNDS = ("log2 N rounds, rounded up",)
 
+WAIT = "is each message waited for before it is used"
 RANKS = "    rank, world = dist.get_rank(), dist.get_world_size()\n"
 
 
@@ -195,6 +196,26 @@ def ring_all_reduce(tensor):
             loses=NEIGHBOURS,
         ),
         Wrong("the mean", ring(end="tensor /= world"), says="is the mean"),
+        Wrong("not waited for", ring().replace("request.wait()", "pass"), says=WAIT),
+        Wrong(
+            "not waited for, isend and irecv",
+            """
+def ring_all_reduce(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(world)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    for k in range(world - 1):
+        other = chunks[(rank - k - 1) % world]
+        received = torch.zeros_like(other)
+        dist.isend(chunks[(rank - k) % world], right)
+        dist.irecv(received, left)
+        other += received
+    for k in range(world - 1):
+        dist.isend(chunks[(rank + 1 - k) % world], right)
+        dist.irecv(chunks[(rank - k) % world], left)
+""",
+            says=WAIT,
+        ),
         Wrong(
             "the second half of the rounds left out", ring(copying="0"), says="go all the way round"
         ),
@@ -202,7 +223,7 @@ def ring_all_reduce(tensor):
         Wrong(
             "copied instead of added",
             ring(add="other.copy_(received)"),
-            says="is off by up to",
+            says="Is what comes added",
         ),
         Wrong(
             "the remainder is left out",

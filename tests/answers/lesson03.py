@@ -873,7 +873,7 @@ def f1(predicted, labels):
         Wrong(
             "counts of one byte",
             f1(send="counts = counts.to(torch.uint8); dist.all_reduce(counts)"),
-            says="and that is not it",
+            says="is made of counts in one byte",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(

@@ -203,7 +203,7 @@ PROMISES = {
         "num_params, world: ints, at least 1": None,
     },
     "08.smallest_world": {
-        "and a stretch: no world is too small to try, and some models never fit": (*NEVER, "never"),
+        "and two traps: no world is too small to try, and some models never fit": (*NEVER, "never"),
         "Each rank has `memory` bytes": (*EXACT, "exact"),
         "which every rank needs whatever the stage": (*SMALLEST, ""),
         "the smallest world from 1 to 1024 in which it does, or None": (*EXACT, "exact"),

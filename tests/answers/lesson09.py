@@ -74,6 +74,16 @@ WRONG = {
             loses=BALANCED,
         ),
         Wrong(
+            "the owners in sorted order",
+            owners(
+                "loads, owners = [0] * world, []\n    for size in sorted(sizes, reverse=True):\n"
+                "        owners.append(loads.index(min(loads)))\n"
+                "        loads[owners[-1]] += size\n    return owners"
+            ),
+            says="Owner i must be that of sizes[i]",
+            loses=BALANCED,
+        ),
+        Wrong(
             "rank 0 owns everything",
             owners("return [0] * len(sizes)"),
             says="owns everything: nothing is sharded",
@@ -253,7 +263,7 @@ PROMISES = {
         "each rank keeps optimizer states for its N-th part only": (*SHARE, "changed"),
         "sends no more than an all-reduce": (*TRAFFIC, ""),
         "a rank holds, beside parameters and gradients, its part and no more": (*SHARE, "again"),
-        "a stretch of all elements or whole parameters": None,
+        "a range of all elements or whole parameters": None,
         "before every step all of them get a gradient": None,
         "contiguous or not": ("a second model, any layout", "again"),
         "give all shares to all ranks": (*PLAIN, ""),

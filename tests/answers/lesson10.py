@@ -187,7 +187,7 @@ def shard_gradients(model):
         ),
     ],
     "10.clip_shards": [
-        Wrong("the local norm", clip(reduce="pass"), "a norm of the rank's own", NORM),
+        Wrong("the local norm", clip(reduce="pass"), "is the norm of its own", NORM),
         Wrong(
             "norms added up",
             clip(reduce="square = square.sqrt(); dist.all_reduce(square); square = square**2"),
@@ -210,7 +210,7 @@ def shard_gradients(model):
         Wrong(
             "replicated parameters not scaled",
             clip(scaled="shards"),
-            says="replicated are as long as before",
+            says="`replicated` are as long as before",
             loses=ONCE,
         ),
         Wrong(
@@ -222,7 +222,7 @@ def shard_gradients(model):
         Wrong(
             "the norm afterwards",
             clip(result="norm.clamp(max=max_norm)"),
-            says="a norm after clipping; return the one before",
+            says="is the norm after clipping; return the one before",
             loses=NORM,
         ),
         Wrong(
@@ -232,7 +232,7 @@ def shard_gradients(model):
                 "    for tensors in (shards, replicated):\n"
                 "        tensors[:] = [tensor * factor for tensor in tensors]\n",
             ),
-            says="shards are as long as before; scale all in place",
+            says="`shards` are as long as before; scale all in place",
             loses=NORM,
         ),
         Wrong(

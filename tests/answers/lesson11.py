@@ -320,6 +320,25 @@ def shard_blocks(model):
         ),
         Wrong("not freed after backward", zero3(after_backward="pass"), "blocks were whole", WHOLE),
         Wrong(
+            "freed at the first gradient of a block",
+            zero3().replace(
+                "waiting.discard(parameter)", "free()\n            waiting.discard(parameter)"
+            ),
+            says="it needs them until its last gradient has come",
+            loses=SGD,
+        ),
+        Wrong(
+            "reduced at the first gradient of a block",
+            zero3()
+            .replace("            if waiting:\n                return\n", "")
+            .replace(
+                "p.grad.flatten() for",
+                "(torch.zeros(p.shape) if p.grad is None else p.grad).flatten() for",
+            ),
+            says="it needs them until its last gradient has come",
+            loses=SGD,
+        ),
+        Wrong(
             "the sum of the gradients",
             zero3(reduce="reduce_scatter(padded)"),
             says="is the sum over the ranks",
@@ -371,7 +390,7 @@ def shard_blocks(model):
         Wrong(
             "not gathered for backward",
             zero3(before_backward="pass"),
-            says="raised",
+            says="begins its backward, and not all of its parameters are there: gather them before",
             loses=SGD,
         ),
     ],

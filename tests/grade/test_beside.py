@@ -139,7 +139,7 @@ def test_a_value_is_explained_by_the_mistake_that_gives_it():
     assert "dtype" in explain(2 * x.double(), x, "It", mistakes)
     assert explain_number(torch.tensor(4), 2, "It", {"is twice.": 4}) == "It is twice."
     assert explain_number("2", 2, "It", {}) == "It must be a number, not str."
-    assert explain_number(float("nan"), 2, "It", {}) == "It is nan, and that is not it."
+    assert explain_number(float("nan"), 2, "It", {}) == "It is nan, which is wrong."
 
 
 @pytest.mark.slow

@@ -84,6 +84,16 @@ CASES = {
             assert refuses(lambda: importlib.import_module("ddpz_lite.strategies.latest"))
         later.Later(), later.shard(), importlib.import_module("ddpz_lite.strategies.latest").Later()
     """,
+    "what a lesson builds, for its second notebook": """
+        from ddpz_lite.built import lesson05, lesson11
+        with own_work():
+            for make in (lambda: lesson05.MyDDP(model), lambda: lesson11.make_unit("all", [])):
+                try:
+                    make()
+                except ReadyMade:
+                    continue
+                raise AssertionError("not refused")
+    """,
     "and afterwards they are": """
         with own_work():
             torch.optim.SGD(model.parameters(), lr=0.1)

@@ -22,6 +22,7 @@ from ddpz_lite.meter import (
     memory,
     moments,
     ping_pong,
+    records_in,
     utilization,
     zero_memory,
 )
@@ -482,3 +483,39 @@ def test_collectives_and_messages_by_the_clock_take_what_the_network_takes():
     assert seconds["sum", 4000] >= 0.95 * (2 * 5e-3 + 4000 / 4e6) and ("sum", 40) in seconds
     assert run[0][1][0] >= 0.95 * (5e-3 + 40_000 / 4e6)
     assert run[1][2].type in ("cpu", "cuda")
+
+
+# ---- inside a span, at a mark
+
+
+def test_what_a_rank_called_inside_a_span():
+    def steps():
+        for number in range(2):
+            dist.barrier()
+            with dz.span("step"):
+                for _ in range(number + 1):
+                    dist.all_reduce(torch.ones(4))
+        with dz.span("end"):
+            dist.broadcast(torch.ones(2), src=0)
+
+    run = dz.launch(steps, 2)
+    for rank in (0, 1):
+        assert [r.op for r in records_in(run, "step", rank)] == ["all_reduce"] * 2  # the last one
+        assert {r.rank for r in records_in(run, "step", rank)} == {rank}
+    assert [r.op for r in records_in(run)] == ["broadcast"]  # the last span of any name
+    with pytest.raises(ValueError, match="no span 'stp'; it has 'step', 'end'"):
+        records_in(run, "stp")
+
+
+def test_what_was_held_when_a_mark_was_set():
+    model = nn.Linear(10, 10, bias=False)
+    with MemoryTimeline(model) as timeline:
+        timeline.mark("before")
+        kept = torch.ones(100)
+        timeline.mark("with it")
+        del kept
+    assert timeline.at("before") == dict.fromkeys(TIMELINE_KINDS, 0) | {"parameters": 400}
+    assert sum(timeline.at("with it").values()) == 800
+    assert sum(timeline.at("end").values()) == 400
+    with pytest.raises(ValueError, match="no mark 'after'; there are before, with it, end"):
+        timeline.at("after")

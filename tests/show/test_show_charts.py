@@ -42,6 +42,12 @@ def test_lines_hold_their_numbers_and_names(drawn):
     assert "3" in heights and not any("times" in words for words in heights)
 
 
+def test_a_line_may_keep_its_height_until_the_next_point():
+    for steps, style in ((True, "steps-post"), (False, "default")):
+        fig, _, _ = charts.line_figure(SERIES, x="x", y="y", alt="rises", steps=steps)
+        assert {line.get_drawstyle() for line in fig.axes[0].lines} == {style}
+
+
 def test_a_long_line_keeps_its_last_point_in_the_table():
     _, _, table = charts.line_figure({"a": (range(100), range(100))}, x="x", y="y", alt="rises")
     assert 10 < len(table) < 16 and table[-1] == ["a", 99, 99]

@@ -6,7 +6,8 @@ import pytest
 
 from ddpz_lite import placement
 from ddpz_lite.show.accumulation import accumulation, ways
-from ddpz_lite.show.balance import balance
+from ddpz_lite.show.balance import balance, larger_models
+from ddpz_lite.show.bucket_sizes import bucket_sizes
 from ddpz_lite.show.changes import memory_changes
 from ddpz_lite.show.fsdp2 import FUNCTIONS, METHODS, places, watched
 from ddpz_lite.show.side_by_side import side_by_side
@@ -55,6 +56,13 @@ def test_balance_says_how_far_the_fullest_is_from_an_equal_share():
     assert [row[1] for row in table[1:]] == [4.8, 1.6]
 
 
+def test_larger_models_have_the_sizes_that_their_names_say():
+    found = larger_models()
+    assert round(sum(found["GPT-2, 124 M"]) / 1e6) == 124
+    assert round(sum(found["GPT-2, 355 M"]) / 1e6) == 355
+    assert max(found["four layers, 256,000 tokens"]) == 256_000 * 1024
+
+
 def test_changes_begin_at_forward_and_tell_the_peak(shown):
     samples = [
         (0.0, {**NONE, "parameters": 9000}),
@@ -96,3 +104,15 @@ def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():
     found = places()
     assert all(line > 0 and file.startswith("_fsdp_") for _, file, line, _ in found)
     assert ("free", "_fsdp_param.py") in {(step, file) for step, file, *_ in found}
+
+
+def test_bucket_sizes_draw_one_step_and_compare_all():
+    transfers = {0.1: [(0.01, 0.02), (0.02, 0.05)], 1.0: [(0.04, 0.10)], 4.0: [(0.0, 0.01)]}
+    fig, alt, table = bucket_sizes(transfers, 0.1, forward=0.01, computing=0.04)
+    fig.canvas.draw()
+    assert "2 all-reduces end the step after 50 ms; computing alone takes 40 ms" in alt
+    assert "The best of the limits is 4 MB, 40 ms" in alt  # never shorter than computing
+    assert [row[:2] for row in table[1:]] == [[0.1, 2], [1.0, 1], [4.0, 1]]
+    assert fig.axes[0].get_title(loc="left") == "2 calls, 1.25 x computing"
+    with pytest.raises(ValueError, match="no limit of 2 MB"):
+        bucket_sizes(transfers, 2, 0.01, 0.04)

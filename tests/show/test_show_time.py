@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import ddpz_lite as dz
 from ddpz_lite import show
 
 
@@ -48,6 +49,27 @@ def test_it_sleeps_in_proportion_to_the_weights_before_their_gradients():
     loss.backward()
     assert ready["1.weight"] - began >= 0.75 * 0.2
     assert ready["0.weight"] - ready["1.weight"] >= 0.25 * 0.2
+
+
+def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
+    def ranks_nap():
+        module = show.napping_unit(network(), forward=0.02, backward=0.04)
+        ready = []
+        module[2].weight.register_post_accumulate_grad_hook(lambda p: ready.append(clock()))
+        began = clock()
+        module(torch.ones(2, 4)).sum().backward()
+        plain = network()
+        plain(torch.ones(2, 4)).sum().backward()
+        assert torch.equal(module[0].weight.grad, plain[0].weight.grad)
+        return ready[0] - began
+
+    clock = time.monotonic
+    run = dz.launch(ranks_nap, 1)
+    assert run[0] >= 0.06  # both naps, before the gradient of the last layer
+    slept = {span.name: span.finished - span.started for span in run.spans}
+    assert slept["forward"] >= 0.02 and slept["backward"] >= 0.04
+    with pytest.raises(ValueError, match="must not be negative"):
+        show.napping_unit(network(), 0.0, -1.0)
 
 
 @pytest.mark.parametrize(

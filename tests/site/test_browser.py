@@ -101,7 +101,7 @@ def widget_cells() -> list[str]:
         "\n".join(f"import {name}" for name in imports) + "\nfrom ddpz_lite import show",
         functions("02", "exchange", "add_step", "copy_step"),
         cell("02", "show.ring_steps("),
-        functions("05b", "groups_of", "simulate"),
+        "from ddpz_lite.built.lesson05 import groups_of\n\n" + functions("05b", "simulate"),
         "BACKWARD, sizes_sent = 0.1, [300_000] * 8\n"
         "GRADIENT_BYTES = sum(sizes_sent)\n"
         "your_ready, computing = [0.06 + 0.01 * place for place in range(8)], 0.15\n"

@@ -294,7 +294,7 @@ ACCUMULATE = Task(
         "Clear the gradients; for each part: loss_fn(model(part), ...) times len(part) / len(x), "
         "backward.",
     ),
-    debrief="With several ranks, every backward but the last would send gradients for nothing. "
+    debrief="With several ranks, every backward but the last would send gradients in vain. "
     "`no_sync` in lesson 05 holds them back. With ZeRO-2 the same choice costs memory (lesson 10).",
 )
 

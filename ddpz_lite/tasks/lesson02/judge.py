@@ -219,8 +219,22 @@ def _ring_value(seen: Observed, number: int) -> str | None:
                     f"element {first} on it is not. Does every chunk go all the way round, does "
                     "the last, shorter one, and is each message waited for before it is used?"
                 )
+            named = any(told.endswith(words) for words in mistakes)
+            if not named and _ring_traffic(seen, number):
+                return (
+                    f"{told} The messages are those of a ring. Is what comes added, and is each "
+                    "message waited for before it is used?"
+                )
         return told
     return None
+
+
+def _ring_traffic(seen: Observed, number: int) -> bool:
+    """Whether the messages of a call are as many and as large as a ring's, between neighbours."""
+    world = seen.case.world
+    sends = [seen.ops(rank, f"call {number}").count("send") for rank in range(world)]
+    others = _ring_messages(seen) or _ring_byte(seen, number)
+    return not others and sends == [2 * (world - 1)] * world
 
 
 def _ring_messages(seen: Observed) -> str | None:

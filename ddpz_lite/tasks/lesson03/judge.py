@@ -767,6 +767,12 @@ def _f1_mistakes(table: torch.Tensor, rank: int) -> dict[str, float]:
         "takes TN for TP.": _f1_of(tn, fp, fn),
         "is TP / (TP + FP + FN): TP counts twice in F1.": tp / max(tp + fp + fn, 1),
         "is the F1 of its own samples.": parts[rank],
+        "is made of counts in one byte, which begin again at 0 after 255.": (
+            2 * (tp % 256) / max((tp + fp) % 256 + (tp + fn) % 256, 1)
+        ),
+        "is made of counts in one byte: after 255 they begin again at 0.": _f1_of(
+            tp % 256, fp % 256, fn % 256
+        ),
     }
 
 

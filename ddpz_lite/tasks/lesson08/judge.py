@@ -116,7 +116,7 @@ def _bytes_values(seen: Observed) -> str | None:
         if plainer and (plain == q or given[questions.index(plain)] != state_bytes(**plain)):
             continue  # another aspect's
         cure = named(questions, given, state_bytes, BYTES_MISTAKES) or BY_KIND
-        return f"{_asked(q)}: {value:,} bytes are not it. {cure}"
+        return f"{_asked(q)}: {value:,} bytes is wrong. {cure}"
     return None
 
 
@@ -289,7 +289,7 @@ def _world_values(seen: Observed) -> str | None:
             cure = f"It does fit, in {MOST} ranks or fewer."
         elif cure is None and value < right:
             cure = f"With {value} ranks a rank needs more than it has."
-        return f"{asked}: {answer!r} is not it. {cure or 'A smaller world fits as well.'}"
+        return f"{asked}: {answer!r} is wrong. {cure or 'A smaller world fits as well.'}"
     return None
 
 

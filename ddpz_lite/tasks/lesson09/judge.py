@@ -98,6 +98,13 @@ def _unbalanced(sizes: list[int], owners: list[int], world: int) -> str | None:
     if max(loads) <= best:
         return None
     counts = [owners.count(rank) for rank in range(world)]
+    largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    placed = dict(zip(largest_first, owners, strict=True))  # if they were meant in that order
+    if max(sum(sizes[i] for i, o in placed.items() if o == r) for r in range(world)) <= best:
+        return (
+            "These are the owners of the parameters in another order, the largest first. Owner i "
+            "must be that of sizes[i]."
+        )
     if max(loads) == sum(sizes):
         return f"Rank {loads.index(max(loads))} owns everything: nothing is sharded."
     if max(loads) != _in_turn(sizes, world) and max(counts) - min(counts) <= 1:
@@ -278,17 +285,24 @@ def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
     return f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizer']}."
 
 
+def _nothing_sharded(seen: Observed) -> bool:
+    """Whether rank 0 of several keeps the states of all parameters."""
+    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    held = sum(state.numel() for state in seen.data[0]["states"])
+    return seen.case.world > 1 and held >= kinds * sum(w.numel() for w in _weights(seen.case))
+
+
 def _zero1_states(seen: Observed) -> str | None:
     kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
     shares = [_most_elements(model, seen.case.world) for model in seen.case.inputs[0]["models"]]
     psi, most = sum(w.numel() for w in _weights(seen.case)), kinds * sum(shares)
+    if _nothing_sharded(seen):
+        return f"Rank 0 keeps states of all {psi} parameters: nothing is sharded."
     total = 0
     for rank, got in enumerate(seen.data):
         held = sum(state.numel() for state in got["states"])
         total += held
         if held > most and seen.case.world > 1:
-            if held >= kinds * psi:
-                return f"Rank {rank} keeps states of all {psi} parameters: nothing is sharded."
             return f"Rank {rank} keeps {held} state elements; its share is at most {most}."
     if total < kinds * psi:
         return f"All ranks together keep {total} state elements; {kinds * psi} are needed."
@@ -351,6 +365,8 @@ def _most_elements(weights: Sequence[torch.Tensor], world: int) -> int:
 
 
 def _zero1_traffic(seen: Observed) -> str | None:
+    if _nothing_sharded(seen):
+        return "Traffic is counted when the states are sharded."
     world = seen.case.world
     padded = world * sum(_most_elements(m, world) for m in seen.case.inputs[0]["models"])
     most = STEPS * 2 * (world - 1) * padded * 4  # bytes of all ranks
@@ -372,10 +388,10 @@ ZERO1 = Task(
     minutes=30,
     cases=_zero1_cases,
     aspects=(
-        Aspect("the parameters of plain AdamW on the mean gradient", 2, _zero1_values, on=("",)),
+        Aspect("the parameters of plain AdamW on the mean gradient", 1, _zero1_values, on=("",)),
         Aspect("another optimizer", 1, _zero1_values, on=("other",)),
         Aspect("a second model, any layout", 1, _zero1_values, on=("again",)),
-        Aspect("a rank keeps the states of its share alone", 2, _zero1_states),
+        Aspect("a rank keeps the states of its share alone", 3, _zero1_states),
         Aspect("sends no more than an all-reduce", 2, _zero1_traffic),
     ),
     hints=(

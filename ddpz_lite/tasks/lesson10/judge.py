@@ -166,8 +166,8 @@ def _shard_traffic(seen: Observed) -> str | None:
         gloo = "gloo's own reduce_scatter sends as much as an all-reduce. "
         why = gloo if "reduce_scatter" in ops_of_all(seen) else ""
         return (
-            f"All ranks sent {sent:,} bytes with {ops_of_all(seen)} in three backwards; {why}a "
-            f"reduce-scatter of each gradient at half the price is {most:,}."
+            f"All ranks sent {sent:,} bytes with {ops_of_all(seen)} in three backwards. {why}"
+            f"A reduce-scatter of each gradient takes half as much: {most:,}."
         )
     for rank in range(world):
         if len(seen.calls(rank, "backward")) < len(seen.calls(rank)):
@@ -269,17 +269,18 @@ def _clipped(inputs: list[dict[str, Any]], rank: int, got: dict[str, Any]) -> st
     shared = sum(float(r.double().square().sum()) for r in inputs[0]["replicated"])
     norm = (sum(squares) + shared) ** 0.5
     mistakes = {
-        "after clipping; return the one before.": min(norm, limit),
-        "of the rank's own part.": (squares[rank] + shared) ** 0.5,
-        "of the rank's own shards.": squares[rank] ** 0.5,
-        "the sum of the ranks' norms: add up squares.": sum(s**0.5 for s in squares),
-        "the sum of squares, without the root.": norm**2,
-        "that counts replicated parameters once for each rank.": (sum(squares) + world * shared)
-        ** 0.5,
-        "without the replicated parameters.": sum(squares) ** 0.5,
-        "the mean over the ranks.": ((sum(squares) + shared) / world) ** 0.5,
+        "is the norm after clipping; return the one before.": min(norm, limit),
+        "is the norm of its own part.": (squares[rank] + shared) ** 0.5,
+        "is the norm of its own shards.": squares[rank] ** 0.5,
+        "is the sum of the ranks' norms: add up squares.": sum(s**0.5 for s in squares),
+        "is the sum of squares, without the root.": norm**2,
+        "is a norm that counts replicated parameters once for each rank.": (
+            (sum(squares) + world * shared) ** 0.5
+        ),
+        "is a norm without the replicated parameters.": sum(squares) ** 0.5,
+        "is the root of the mean over the ranks.": ((sum(squares) + shared) / world) ** 0.5,
     }
-    what = f"Rank {rank} returned a norm"
+    what = f"What rank {rank} returned"
     if wrong := explain_number(got["norm"], norm, what, mistakes, rtol=1e-5):
         return wrong
     factor = min(1.0, limit / norm) if norm else 1.0
@@ -288,10 +289,10 @@ def _clipped(inputs: list[dict[str, Any]], rank: int, got: dict[str, Any]) -> st
             if close(now, begun * factor):
                 continue
             if close(now, begun):
-                return f"On rank {rank}, {name} are as long as before; scale all in place."
+                return f"On rank {rank}, `{name}` are as long as before; scale all in place."
             if factor == 1:
                 return f"On rank {rank}, gradients were scaled though they are short enough."
-            return f"On rank {rank}, {name} were not multiplied by max_norm / norm."
+            return f"On rank {rank}, `{name}` were not multiplied by max_norm / norm."
     return None
 
 

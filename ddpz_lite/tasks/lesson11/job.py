@@ -142,11 +142,15 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.watch.holding.paused():
-            for bias, weight in zip(self.layers[::2], self.layers[1::2], strict=True):
-                self.watch.computes(self, "forward")
+            pairs = list(zip(self.layers[::2], self.layers[1::2], strict=True))
+            for place, (bias, weight) in enumerate(pairs):
+                self.watch.computes(self, "forward", begun=place > 0)
                 z = nn.functional.linear(x, weight, bias)
                 if z.requires_grad:  # after the hooks of the block's output
-                    z.register_hook(lambda _: self.watch.computes(self, "backward"))
+                    begun = place < len(pairs) - 1
+                    z.register_hook(
+                        lambda _, begun=begun: self.watch.computes(self, "backward", begun)
+                    )
                 x = torch.tanh(z)
         tell_when_reached(x, self.index)
         return x
@@ -163,11 +167,16 @@ class _Watch:
         self.rows.append(made)
         return nn.Sequential(*made)
 
-    def computes(self, block: _Block, direction: str) -> None:
+    def computes(self, block: _Block, direction: str, begun: bool) -> None:
+        """A layer of the block computes; begun: another one has, in this direction."""
         if not all(map(_there, block.parameters())):
+            until = {"forward": "its output is there", "backward": "its last gradient has come"}
             raise RuntimeError(
-                f"block {block.index} computes its {direction}, and not all of its parameters are "
-                "there: they were not gathered, or freed too early"
+                f"block {block.index} is in the middle of its {direction}, and parameters are gone:"
+                f" it needs them until {until[direction]}"
+                if begun
+                else f"block {block.index} begins its {direction}, and not all of its parameters "
+                "are there: gather them before"
             )
         (row,) = (row for row in self.rows if any(b is block for b in row))
         self.most = max(self.most, sum(_bytes(b.parameters()) > 0 for b in row))

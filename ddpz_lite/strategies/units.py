@@ -55,7 +55,7 @@ class Watched(dict):
         return dict.__getitem__(self, name)
 
     def __setitem__(self, name: str, value: nn.Parameter | None) -> None:
-        if name not in self or value is not dict.__getitem__(self, name):
+        if value is not self.get(name, self):
             self._refuse(name)
 
     def __delitem__(self, name: str) -> NoReturn:
@@ -137,12 +137,12 @@ class Unit:
             for flat in self.flats:
                 flat.gathered()
             self.held = Held.WHOLE
-            self._show([(flat.params, flat.pieces) for flat in self.flats])
+            self._show(whole=True)
 
     def free(self) -> None:
         """Back to shards, unless the user asked for whole parameters."""
         if self.held is Held.WHOLE:
-            self._show([(flat.pieces, flat.params) for flat in self.flats])
+            self._show(whole=False)
         if self.held in (Held.GATHERING, Held.WHOLE):
             for flat in self.flats:
                 flat.free()
@@ -181,10 +181,11 @@ class Unit:
         dense = [t for t in tensors if t.layout is torch.strided]
         return any(t.untyped_storage()._cdata in mine for t in dense)
 
-    def _show(self, new_and_old: list[tuple[list[nn.Parameter], list[nn.Parameter]]]) -> None:
-        """Put the new parameters in place of the old, of which users may have frozen some."""
-        for (of_flat, old_of_flat), slots_of_flat in zip(new_and_old, self.slots, strict=True):
-            for new, old, slots in zip(of_flat, old_of_flat, slots_of_flat, strict=True):
+    def _show(self, whole: bool) -> None:
+        """Put parameters in place of pieces, or the reverse; users may have frozen some."""
+        for flat, slots_of_flat in zip(self.flats, self.slots, strict=True):
+            for param, piece, slots in zip(flat.params, flat.pieces, slots_of_flat, strict=True):
+                new, old = (param, piece) if whole else (piece, param)
                 if new.requires_grad != old.requires_grad:
                     new.requires_grad_(old.requires_grad)
                 for slot in slots:
@@ -266,10 +267,9 @@ def _blocks(module: nn.Module, path: str) -> list[str]:
         row = composite if len({type(children[name]) for name in called}) > 1 else called
         row = row if len(row) > 1 else []
     inside = {n: [n] if n in row else _blocks(child, n) for n, child in children.items()}
-    kinds = Counter(type(children[name]) for name in composite if not inside[name])
-    for name in composite:
-        if kinds[type(children[name])] > 1 and not inside[name]:
-            inside[name] = [name]
+    left = [name for name in composite if not inside[name]]
+    kinds = Counter(type(children[name]) for name in left)
+    inside |= {name: [name] for name in left if kinds[type(children[name])] > 1}
     return [name for names in inside.values() for name in names]
 
 

@@ -197,7 +197,7 @@ class ZeRO3(Replica):
         """
         forward = module.forward
 
-        @skip  # for torch.compile, which compiles what `forward` calls
+        @skip  # torch.compile: compile `forward`, not this
         def run(*args: Any, **kwargs: Any) -> Any:
             mine = self._pre_forward(unit, module)
             if mine is None:
@@ -265,13 +265,13 @@ class ZeRO3(Replica):
     def _post_forward(self, unit: Unit, mine: bool, given: Any, output: Any) -> None:
         made, grad = tensors_in(output), torch.is_grad_enabled()
         hooked = grad and self._hook_output(unit, given, made)
+        self._awaited |= hooked
         if made and not unit.trainable:  # frozen, and backward may not pass through it
             hooked = hooked or not any(t.requires_grad for t in made + tensors_in(given))
         if mine and unit.shows(made):  # others go on with a parameter, or a view of one
             mine = False
             if len(self._within) > 1:
                 self._lent.append(unit)
-        self._awaited |= hooked and grad
         self._leave(unit, mine, lent=grad, free=not grad or (hooked and self.reshard_after_forward))
         if not self._within and self._plan is not None:
             for other in self.units:

@@ -171,7 +171,6 @@ class ZeRO3(Replica):
             tensor.requires_grad_(True)  # else torch takes no hook
         param.register_post_accumulate_grad_hook(partial(self._collect, flat, index))
         piece.register_hook(partial(_refuse_gradient, name))
-        piece.register_hook = partial(_refuse_hook, name)
         for tensor in (param, piece):
             tensor.requires_grad_(trained)
 
@@ -234,6 +233,14 @@ class ZeRO3(Replica):
         """The outermost forward begins: the model's, or that of a part called by itself."""
         if self._run is not None:  # the last backward raised
             self._forget()
+        for piece in self._piece_of.values():
+            if len(piece._backward_hooks or ()) > 1:  # the first is ours
+                name = next(n for n, p in self.module.named_parameters() if p is piece)
+                raise RuntimeError(
+                    f"register_hook was called on a shard of {name}: autograd does not come to "
+                    "shards, so the hook would never run. Cure: remove it; hooks of "
+                    "register_post_accumulate_grad_hook get the shard with its final gradient."
+                )
         self._plan = self._schedule if module is self.module else None
         if self._plan is not None:
             self._plan.begin()
@@ -449,14 +456,6 @@ def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
         f"backward has come to a shard of {name}: outside of a forward a parameter is this rank's "
         "part of it, and the loss was computed with that part. Cure: compute the term inside "
         "forward, where parameters are whole; or stage 2."
-    )
-
-
-def _refuse_hook(name: str, *_: Any) -> NoReturn:
-    raise RuntimeError(
-        f"register_hook on a shard of {name}: autograd does not come to shards, so it would never "
-        "be called. Cure: register_post_accumulate_grad_hook, which gets the shard with its final "
-        "gradient."
     )
 
 

@@ -253,6 +253,13 @@ def refusals() -> dict[str, str]:
         }
         torch.func.functional_call(model, values, (x,))
 
+    def hook() -> None:
+        handle = next(model.parameters()).register_hook(print)
+        try:
+            model(x)
+        finally:
+            handle.remove()
+
     def inputs() -> None:
         model(x).sum().backward(inputs=list(model.parameters()))
         optimizer.step()
@@ -264,7 +271,7 @@ def refusals() -> dict[str, str]:
         "replaced": lambda: setattr(head, "weight", nn.Parameter(torch.ones(2, WIDTH))),
         "added": lambda: head.register_parameter("more", nn.Parameter(torch.ones(1))),
         "deleted": lambda: delattr(head, "weight"),
-        "register_hook": lambda: next(model.parameters()).register_hook(print),
+        "register_hook": hook,
         "inputs": inputs,
         "copied": lambda: copy.deepcopy(model.module.blocks[1].linear),
         "pickled": lambda: pickle.dumps(model.module),
@@ -290,7 +297,7 @@ def test_what_cannot_be_is_refused():
         for name in ("functional_call", "replaced", "added", "deleted"):
             assert "was set, replaced or removed after sharding" in said[name], said
         assert "shard of first.weight" in said["register_hook"]
-        assert "Cure: register_post_accumulate_grad_hook" in said["register_hook"]
+        assert "Cure: remove it" in said["register_hook"]
         assert "backward(inputs=...) does not know shards" in said["inputs"]
         for name in ("copied", "pickled"):
             assert "cannot be copied" in said[name]

@@ -37,6 +37,7 @@ TINY = {
     **dict.fromkeys(("num_attention_heads", "num_heads", "head_dim", "d_kv", "rotary_dim"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "patch_size"), 4),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "state_size"), 4),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0),  # skips layers by rank
     "moe_intermediate_size": 8,
     "num_experts_per_tok": 2,
     "num_channels": 3,

@@ -268,6 +268,9 @@ class Flat:
                 piece.grad = grad
             else:
                 piece.grad.add_(grad)
+            for hook in (piece._post_accumulate_grad_hooks or {}).values():  # ZeRO-3: the user's
+                with torch.no_grad():
+                    hook(piece)
 
     def forget(self) -> None:
         """Drop gradients on their way: after a backward that an exception cut short."""

@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..placement import Placement, Strategy, strategy
+from ..placement import Placement, strategy
 from .comm import Comm
 from .ddp import DDP
 from .optim import ShardedOptimizer
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
-from .replica import Replica
+from .replica import Replica, check_hooks
 from .units import Units
 from .zero1 import ZeRO1
 from .zero2 import ZeRO2
@@ -96,7 +96,7 @@ def parallelize(
     Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
     """
     row, comm = strategy(stage), Comm.of(mesh)
-    _check_hooks(module, row)
+    check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = _named_groups(module, param_groups)
     loss_scale = _cast(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
@@ -140,16 +140,6 @@ def parallelize(
     if row.parameter is Placement.REPLICATE:
         model.cast_frozen(mixed_precision, keep)
     return model, optimizer
-
-
-def _check_hooks(module: nn.Module, row: Strategy) -> None:
-    sharded = row.parameter is Placement.SHARD
-    for name, param in module.named_parameters():
-        if param._post_accumulate_grad_hooks or (sharded and param._backward_hooks):
-            raise ValueError(
-                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
-                "would not call. Cure: build a new module; change gradients after backward."
-            )
 
 
 def _cast(

@@ -97,6 +97,7 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in named]
 
 
+@torch.compiler.disable
 @torch.no_grad()
 def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
     """Rank 0's values of buffers of any dtype, in one broadcast."""
@@ -114,4 +115,14 @@ def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
             raise RuntimeError(
                 f"{name} was frozen when the model was wrapped and has requires_grad=True now; "
                 "its gradient would never be reduced. Cure: set requires_grad before wrapping."
+            )
+
+
+def check_hooks(module: nn.Module, sharded: bool) -> None:
+    """Raise ValueError if a parameter has a hook that would be lost, or was wrapped before."""
+    for name, param in module.named_parameters():
+        if param._post_accumulate_grad_hooks or (sharded and param._backward_hooks):
+            raise ValueError(
+                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
+                "would not call. Cure: build a new module; change gradients after backward."
             )

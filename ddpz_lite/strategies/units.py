@@ -6,14 +6,14 @@ belongs to the root, which is whole while any unit computes.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .flat import Flat
 
@@ -29,10 +29,50 @@ class Slot:
     name: str  # from the root, for messages and checkpoints
 
     def put(self, param: nn.Parameter) -> None:
-        if type(self.module).__setattr__ is nn.Module.__setattr__:
-            self.module._parameters[self.attribute] = param
-        else:  # RNNs keep a second list of their weights
-            setattr(self.module, self.attribute, param)
+        dict.__setitem__(self.module._parameters, self.attribute, param)
+        if type(self.module).__setattr__ is not nn.Module.__setattr__:
+            setattr(self.module, self.attribute, param)  # RNNs keep a second list of their weights
+
+
+class Watched(dict):
+    """The `_parameters` of a module whose units come and go: reads are seen, changes refused.
+
+    [Note: read elsewhere] Code may read a parameter of a unit that does not compute: the root a
+    gain of a block, a hook the weight of a unit that is freed. `module.name` ends in `__getitem__`,
+    which tells `read` of the unit first. Whoever walks over all parameters (`parameters()`,
+    `state_dict()`) does not come here, and gets what is there: shards, at rest.
+    """
+
+    def __init__(self, params: dict[str, Any], read: Callable[[Unit], None]) -> None:
+        super().__init__(params)
+        self.units: dict[str, Unit] = {}
+        self._read = read
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        unit = self.units.get(name)
+        if unit is not None and not unit.is_whole:
+            self._read(unit)
+        return dict.__getitem__(self, name)
+
+    def __setitem__(self, name: str, value: nn.Parameter | None) -> None:
+        if value is not self.get(name, self):
+            self._refuse(name)
+
+    def __delitem__(self, name: str) -> NoReturn:
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise RuntimeError(
+            f"parameter {name!r} of a module was set, replaced or removed after sharding, as "
+            "functional_call does: ZeRO-3 would neither gather nor train it. Cure: change the "
+            "module before ZeRO3(module); for other values, summon() or load_full_state_dict."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError(
+            "a module in ZeRO3 cannot be copied: the copy would gather the original. Cure: load "
+            "full_state_dict(model) into a new module; for an average, average model.parameters()."
+        )
 
 
 class Held(Enum):
@@ -49,7 +89,7 @@ class Held(Enum):
 
 
 class Backward(Enum):
-    """How far the backward that runs is with a unit; WAITING between two of them."""
+    """How far the backward that runs is with a unit; only the methods of `Unit` change it."""
 
     WAITING = "not reached"
     OPEN = "reached: its gradients come in"
@@ -60,15 +100,28 @@ class Unit:
     """Parameters that are gathered and freed together.
 
     `slots` are the places in modules that show them: by flat buffer, by parameter. `uses` counts
-    the forwards whose backward has not begun. A unit is born whole: its modules show the
-    parameters that were given.
+    the forwards whose backward has not begun. `lent` says that others than the unit's own forward
+    have read its parameters, so that it is whole from the start of backward to the end; the root
+    always is. A unit is born whole: its modules show the parameters that were given.
     """
 
     def __init__(self, name: str, flats: list[Flat], slots: list[list[list[Slot]]]) -> None:
         self.name, self.flats, self.slots = name, flats, slots
-        self.trainable = [flat for flat in flats if flat.params[0].requires_grad]
-        self.held, self.backward, self.uses = Held.WHOLE, Backward.WAITING, 0
+        self.held, self.backward, self.uses, self.lent = Held.WHOLE, Backward.WAITING, 0, not name
         self.position = 0  # in the order of the forward that runs
+
+    @property
+    def trainable(self) -> list[Flat]:
+        return [flat for flat in self.flats if any(p.requires_grad for p in flat.params)]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.held is Held.WHOLE or self.held is Held.SUMMONED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether backward has come to all uses of the unit."""
+        return self.backward is Backward.OPEN and not self.uses and not self.lent
 
     def gather(self) -> None:
         """Start to make the unit whole, if it is not."""
@@ -84,12 +137,12 @@ class Unit:
             for flat in self.flats:
                 flat.gathered()
             self.held = Held.WHOLE
-            self._show([flat.params for flat in self.flats])
+            self._show(whole=True)
 
     def free(self) -> None:
         """Back to shards, unless the user asked for whole parameters."""
         if self.held is Held.WHOLE:
-            self._show([flat.pieces for flat in self.flats])
+            self._show(whole=False)
         if self.held in (Held.GATHERING, Held.WHOLE):
             for flat in self.flats:
                 flat.free()
@@ -106,16 +159,37 @@ class Unit:
             self.held = Held.WHOLE
         self.free()
 
+    def open(self, first: bool) -> None:
+        """Backward has come to a use of the unit; `first` if not by another output of it before."""
+        self.uses = max(self.uses - first, 0)
+        self.backward = Backward.OPEN
+        self.use()
+
+    def close(self) -> None:
+        """The backward of the unit is over, as far as one knows."""
+        self.free()
+        self.backward = Backward.CLOSED
+
     def rest(self) -> None:
         """Backward is over, or was given up."""
         self.free()
-        self.backward, self.uses = Backward.WAITING, 0
+        self.backward, self.uses, self.lent = Backward.WAITING, 0, not self.name
 
-    def _show(self, params: list[list[nn.Parameter]]) -> None:
-        for of_flat, slots_of_flat in zip(params, self.slots, strict=True):
-            for param, slots in zip(of_flat, slots_of_flat, strict=True):
+    def shows(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether one of the tensors is a parameter of the unit, or a view of one."""
+        mine = {flat.full.untyped_storage()._cdata for flat in self.flats}
+        dense = [t for t in tensors if t.layout is torch.strided]
+        return any(t.untyped_storage()._cdata in mine for t in dense)
+
+    def _show(self, whole: bool) -> None:
+        """Put parameters in place of pieces, or the reverse; users may have frozen some."""
+        for flat, slots_of_flat in zip(self.flats, self.slots, strict=True):
+            for param, piece, slots in zip(flat.params, flat.pieces, slots_of_flat, strict=True):
+                new, old = (param, piece) if whole else (piece, param)
+                if new.requires_grad != old.requires_grad:
+                    new.requires_grad_(old.requires_grad)
                 for slot in slots:
-                    slot.put(param)
+                    slot.put(new)
 
     def nested(self, other: Unit) -> bool:
         """Whether one is inside the other, or both are the same; everything is inside the root."""
@@ -124,7 +198,7 @@ class Unit:
 
 
 def split(module: nn.Module, units: Units = None) -> dict[str, dict[nn.Parameter, list[Slot]]]:
-    """{unit name: {parameter: slots}}, the root ("") first.
+    """{unit name: {parameter: slots}}, the root ("") first. Units are modules that are called.
 
     Raises ValueError if there is nothing to shard.
     """
@@ -151,13 +225,13 @@ def split(module: nn.Module, units: Units = None) -> dict[str, dict[nn.Parameter
 
 def _chosen(module: nn.Module, units: Units) -> Iterator[str]:
     if units is None:
-        yield from _repeated_blocks(module, "")
+        yield from _blocks(module, "")
         return
     chosen = 0
     for name, child in module.named_modules():
         wanted = units(name, child) if callable(units) else isinstance(child, tuple(units))
         if name and wanted:
-            if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            if not is_called(child):
                 raise ValueError(
                     f"{name} is a {type(child).__name__}, which is never called, so it cannot be "
                     "a unit. Cure: choose its members."
@@ -171,17 +245,32 @@ def _chosen(module: nn.Module, units: Units) -> Iterator[str]:
         )
 
 
-def _repeated_blocks(module: nn.Module, path: str) -> Iterator[str]:
-    """Members of the outermost lists of equal blocks, in `module` or below."""
+def is_called(module: nn.Module) -> bool:
+    """Whether the module has a forward: a ModuleList, say, has none."""
+    return getattr(module.forward, "__func__", module.forward) is not nn.Module.forward
+
+
+def _blocks(module: nn.Module, path: str) -> list[str]:
+    """The blocks of a model, none inside another: in `module` or below.
+
+    They are the members of lists; of a Sequential, if they have modules of their own, or are all of
+    one kind; and of what is left, two or more of one kind with modules of their own.
+    """
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
-    if isinstance(module, nn.ModuleList | nn.Sequential):
-        blocks = [n for n, child in children.items() if any(True for _ in child.parameters())]
-        least = 2 if isinstance(module, nn.Sequential) else 1  # blocks that make a row, or a list
-        if len(blocks) >= least and len({type(children[name]) for name in blocks}) == 1:
-            yield from blocks
-            return
-    for name, child in children.items():
-        yield from _repeated_blocks(child, name)
+    children = {n: child for n, child in children.items() if any(True for _ in child.parameters())}
+    called = [name for name, child in children.items() if is_called(child)]
+    composite = [name for name in called if any(True for _ in children[name].children())]
+    row: list[str] = []
+    if isinstance(module, nn.ModuleList):
+        row = called
+    elif isinstance(module, nn.Sequential):
+        row = composite if len({type(children[name]) for name in called}) > 1 else called
+        row = row if len(row) > 1 else []
+    inside = {n: [n] if n in row else _blocks(child, n) for n, child in children.items()}
+    left = [name for name in composite if not inside[name]]
+    kinds = Counter(type(children[name]) for name in left)
+    inside |= {name: [name] for name in left if kinds[type(children[name])] > 1}
+    return [name for names in inside.values() for name in names]
 
 
 class Builder:

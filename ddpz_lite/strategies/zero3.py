@@ -25,21 +25,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.decorators import skip
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
 from .flat import Flat
 from .precision import keeps_dtype
 from .reducer import new_backward
-from .replica import Replica
+from .replica import Replica, check_hooks
 from .schedule import Schedule
-from .units import Backward, Builder, Held, Slot, Unit, Units, split
+from .units import Backward, Builder, Held, Slot, Unit, Units, Watched, is_called, split
 
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
 
@@ -55,8 +56,9 @@ class ZeRO3(Replica):
     Args:
         module: equal on all ranks; rank 0's values win. On the meta device: built unit by unit.
         mesh: a process group, a mesh (2-D: replicate, shard), or None for the world.
-        units: which modules are units: classes, or `f(name, module) -> bool`. Default: the members
-            of every outermost ModuleList or Sequential of equal blocks. The rest is the root unit.
+        units: which modules are units: classes, or `f(name, module) -> bool`. Default: the blocks,
+            see `units.split`. The rest is the root unit. A unit whose parameters are read elsewhere
+            than in its own forward is whole there, and to the end of the model's forward.
         mixed_precision: torch.bfloat16 or torch.float16, in which units are gathered; shards keep
             their own dtype.
         reduce_dtype: in which gradients travel; default: that of compute. They are summed in fp32.
@@ -68,9 +70,12 @@ class ZeRO3(Replica):
             default: its `reset_parameters()`.
         device: where to build a module that is on the meta device.
 
+    Any part may be called by itself, by all ranks together; parameters may be frozen and unfrozen,
+    before a forward; hooks after accumulation get a shard with its final gradient.
+
     Raises: RuntimeError if ranks differ, if a rank leaves the schedule, if an optimizer built
-    before sharding steps, if requires_grad changed, if the model is copied, if backward is to
-    create a graph.
+    before sharding steps, if a loss was computed with shards, if a parameter is replaced or the
+    model copied, if backward is to create a graph.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class ZeRO3(Replica):
         init_fn: Callable[[nn.Module], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        check_hooks(module, sharded=True)
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
         self.reshard_after_forward = reshard_after_forward
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
@@ -101,6 +107,10 @@ class ZeRO3(Replica):
             self.comm.broadcast(list(module.buffers()))
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self._schedule = Schedule(self.units, self.comm) if prefetch else None
+        self._plan: Schedule | None = None  # of the forward that runs
+        self._within: list[Unit] = []  # whose forwards run, the outermost first
+        self._lent: list[Unit] = []  # in the forward that runs
+        self._awaited = False  # whether a forward with gradients has had no backward yet
         self._run: int | None = None
         self._sync = True
         self._in_flight: Unit | None = None
@@ -111,7 +121,7 @@ class ZeRO3(Replica):
         }
         self._pieces = {id(piece) for piece in self._piece_of.values()}
         self._given |= {id(param): ("a whole parameter", param) for param in self._piece_of}
-        self._hook_modules()
+        self._watch()
         _models.add(self)
         _watch_optimizers()
 
@@ -141,74 +151,163 @@ class ZeRO3(Replica):
         places = [[slots[param] for param in params] for params in kinds.values()]
         unit = Unit(name, flats, places)
         unit.free()
-        for flat in unit.trainable:
-            for index, param in enumerate(flat.params):
-                param.register_post_accumulate_grad_hook(partial(self._collect, flat, index))
+        for flat, where in zip(flats, places, strict=True):
+            for index, [slot, *_] in enumerate(where):
+                self._hook_gradient(flat, index, slot.name)
         for param in slots:
             param.data = param.data.new_empty(0)
         return unit
 
-    def _hook_modules(self) -> None:
-        by_name = dict(self.module.named_modules())
+    def _hook_gradient(self, flat: Flat, index: int, name: str) -> None:
+        """Take the gradient of the whole parameter, and let none come to its piece.
+
+        Also of one that is frozen now, for it may be unfrozen.
+        """
+        param, piece = flat.params[index], flat.pieces[index]
+        if not (param.is_floating_point() or param.is_complex()):
+            return
+        trained = piece.requires_grad
+        for tensor in (param, piece):
+            tensor.requires_grad_(True)  # else torch takes no hook
+        param.register_post_accumulate_grad_hook(partial(self._collect, flat, index))
+        piece.register_hook(partial(_refuse_gradient, name))
+        for tensor in (param, piece):
+            tensor.requires_grad_(trained)
+
+    def _watch(self) -> None:
+        """See every forward of a unit, and every parameter that is read outside of it."""
+        units, root = {unit.name: unit for unit in self.units}, self.units[0]
+        inner = tuple(f"{name}." for name in units if name)
+        for path, module in self.module.named_modules():
+            unit = units.get(path) or (None if f"{path}.".startswith(inner) else root)
+            if unit is not None and is_called(module) and any(True for _ in module.parameters()):
+                module.__dict__["forward"] = self._around(unit, module)
         for unit in self.units:
-            module = by_name[unit.name]
-            before = _Hook(lambda module, args, unit=unit: self._pre_forward(unit))
-            after = _Hook(
-                lambda module, args, kwargs, output, unit=unit: self._post_forward(
-                    unit, (args, kwargs), output
-                )
-            )
-            module.register_forward_pre_hook(before, prepend=True)
-            module.register_forward_hook(after, with_kwargs=True)
+            for slot in (s for of_flat in unit.slots for slots in of_flat for s in slots):
+                if not isinstance(slot.module._parameters, Watched):
+                    watched = Watched(slot.module._parameters, self._read)
+                    slot.module.__dict__["_parameters"] = watched
+                slot.module._parameters.units[slot.attribute] = unit
+
+    def _around(self, unit: Unit, module: nn.Module) -> Callable[..., Any]:
+        """The forward of a unit, or of a module outside of all, which gathers the unit it needs.
+
+        `module(x)` and `module.forward(x)` both come here.
+        """
+        forward = module.forward
+
+        @skip  # torch.compile: compile `forward`, not this
+        def run(*args: Any, **kwargs: Any) -> Any:
+            mine = self._pre_forward(unit, module)
+            if mine is None:
+                return forward(*args, **kwargs)
+            try:
+                output = forward(*args, **kwargs)
+            except BaseException:
+                self._leave(unit, mine)
+                raise
+            self._post_forward(unit, mine, (args, kwargs), output)
+            return output
+
+        def run_alone(*args: Any, **kwargs: Any) -> Any:
+            return (forward if self._within else run)(*args, **kwargs)
+
+        return wraps(forward)(run_alone if unit is self.units[0] else run)
 
     # -- forward
 
-    def _pre_forward(self, unit: Unit) -> None:
-        if torch._C._current_graph_task_id() != -1:  # recomputation inside backward
+    @torch.compiler.disable
+    def _pre_forward(self, unit: Unit, module: nn.Module) -> bool | None:
+        """Make the unit whole. Returns whether to free it afterwards; None for a recomputation."""
+        if _in_backward():
             unit.use()
-            return
-        if unit is self.units[0]:
-            self._begin_forward()
-        following = self._schedule.reach(unit) if self._schedule is not None else None
+            return None
+        if not self._within:
+            self._begin_forward(module)
+        mine = not unit.is_whole
+        self._reach(unit)
+        self._within.append(unit)
+        return mine
+
+    def _begin_forward(self, module: nn.Module) -> None:
+        """The outermost forward begins: the model's, or that of a part called by itself."""
+        if self._run is not None:  # the last backward raised
+            self._forget()
+        for piece in self._piece_of.values():
+            if len(piece._backward_hooks or ()) > 1:  # the first is ours
+                name = next(n for n, p in self.module.named_parameters() if p is piece)
+                raise RuntimeError(
+                    f"register_hook was called on a shard of {name}: autograd does not come to "
+                    "shards, so the hook would never run. Cure: remove it; hooks of "
+                    "register_post_accumulate_grad_hook get the shard with its final gradient."
+                )
+        self._plan = self._schedule if module is self.module else None
+        if self._plan is not None:
+            self._plan.begin()
+            for unit in self.units[1:]:
+                if unit.uses or unit.lent:  # kept for a backward that has not come
+                    unit.free()
+
+    def _reach(self, unit: Unit) -> None:
+        """Make the unit whole, and start to gather the one that comes after it."""
+        following = self._plan.reach(unit) if self._plan is not None else None
         unit.use()
         if following is not None:
             following.gather()
 
-    def _begin_forward(self) -> None:
-        if self._run is not None:  # the last backward raised
-            self._forget()
-        for unit in self.units:
-            for flat in unit.flats:
-                for param, piece in zip(flat.params, flat.pieces, strict=True):
-                    if param.requires_grad != piece.requires_grad:
-                        raise RuntimeError(
-                            f"requires_grad of a parameter of unit {unit.name!r} changed to "
-                            f"{piece.requires_grad} after sharding. Cure: set it before "
-                            "ZeRO3(module)."
-                        )
-        if self._schedule is not None:
-            self._schedule.begin()
+    @torch.compiler.disable
+    def _read(self, unit: Unit) -> None:
+        """A parameter of a unit that is not whole is read: during a forward the unit is lent.
 
-    def _post_forward(self, unit: Unit, given: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return
-        hooked = torch.is_grad_enabled() and self._hook_output(unit, given, output)
-        made = tensors_in(output)
+        It stays whole until the outermost forward is over, and all through backward. Outside of a
+        forward one sees shards.
+        """
+        if _in_backward():
+            unit.use()
+        elif self._within:
+            self._reach(unit)
+            self._lent.append(unit)
+
+    @torch.compiler.disable
+    def _post_forward(self, unit: Unit, mine: bool, given: Any, output: Any) -> None:
+        made, grad = tensors_in(output), torch.is_grad_enabled()
+        hooked = grad and self._hook_output(unit, given, made)
+        self._awaited |= hooked
         if made and not unit.trainable:  # frozen, and backward may not pass through it
             hooked = hooked or not any(t.requires_grad for t in made + tensors_in(given))
-        if not torch.is_grad_enabled() or (hooked and self.reshard_after_forward):
-            unit.free()
-        if unit is self.units[0]:
-            self._end_forward()
+        if mine and unit.shows(made):  # others go on with a parameter, or a view of one
+            mine = False
+            if len(self._within) > 1:
+                self._lent.append(unit)
+        self._leave(unit, mine, lent=grad, free=not grad or (hooked and self.reshard_after_forward))
+        if not self._within and self._plan is not None:
+            for other in self.units:
+                if other.held is Held.GATHERING:  # prefetched, and not used
+                    other.free()
+            self._plan.end()
 
-    def _hook_output(self, unit: Unit, given: Any, output: Any) -> bool:
+    @torch.compiler.disable
+    def _leave(self, unit: Unit, mine: bool, lent: bool = False, free: bool = True) -> None:
+        """The forward of `unit` is over, or raised; with the outermost, all that it was lent."""
+        self._within.pop()
+        if free and mine:
+            unit.free()
+        if self._within:
+            return
+        for other in self._lent:
+            other.lent |= lent
+            if free:
+                other.free()
+        self._lent = []
+
+    def _hook_output(self, unit: Unit, given: Any, made: list[Tensor]) -> bool:
         """Ask for a call when backward reaches the unit. False if no tensor of the output needs it.
 
         A tensor that the unit only passes on is another's: its gradient tells nothing of this one.
         """
-        order, position = self._schedule.order if self._schedule else [], unit.position
+        order, position = self._plan.order if self._plan is not None else [], unit.position
         passed_on = {id(tensor) for tensor in tensors_in(given)}
-        own = [t for t in tensors_in(output) if t.requires_grad and id(t) not in passed_on]
+        own = [t for t in made if t.requires_grad and id(t) not in passed_on]
         fired: list[bool] = []
 
         def reached(_: Tensor) -> None:
@@ -221,13 +320,6 @@ class ZeRO3(Replica):
         unit.uses += bool(own)
         return bool(own)
 
-    def _end_forward(self) -> None:
-        for unit in self.units:
-            if unit.held is Held.GATHERING:  # prefetched, and not used
-                unit.free()
-        if self._schedule is not None:
-            self._schedule.end()
-
     # -- backward
 
     def _enter_backward(self) -> None:
@@ -237,8 +329,10 @@ class ZeRO3(Replica):
                 "derivative needs them. Cure: stage 2."
             )
         if (run := new_backward(self._run, self._end_backward)) is not None:
-            self._run = run
-            self.units[0].use()  # first on every rank, though its own hook may come second
+            self._run, self._awaited = run, False
+            for unit in self.units:  # the root first, though its own hook may come second
+                if unit.lent or (unit.uses and not self.reshard_after_forward):
+                    unit.use()
 
     def _pre_backward(self, unit: Unit, previous: Unit | None, first: bool) -> None:
         """The gradient of the unit's output is there: close what is done, gather this and the next.
@@ -246,26 +340,22 @@ class ZeRO3(Replica):
         previous: the unit before this one in forward; None without prefetch.
         """
         self._enter_backward()
-        for other in self.units[1:]:
-            if other.backward is Backward.OPEN and not other.uses and not unit.nested(other):
+        for other in self.units:
+            if other.is_done and not unit.nested(other):
                 self._close(other)
-        if first:
-            unit.uses = max(unit.uses - 1, 0)
-        unit.backward = Backward.OPEN
-        unit.use()
+        unit.open(first)
         if previous is not None:
             previous.gather()
 
     def _collect(self, flat: Flat, index: int, param: nn.Parameter) -> None:
         self._enter_backward()
-        if self._sync:
+        if self._sync and param.grad is not None:  # None: frozen since forward
             flat.collect(index, param.grad)
             param.grad = None
 
     def _close(self, unit: Unit) -> None:
         """Free the unit, then start to reduce its gradients; one unit is in flight at a time."""
-        unit.free()
-        unit.backward = Backward.CLOSED
+        unit.close()
         if not self._sync:
             return
         self._finish()
@@ -356,21 +446,17 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inner for tensor in tensors_in(item)]
 
 
-class _Hook:
-    """A hook on a unit's module. A copy of the module would have it too, so it cannot be copied."""
+def _in_backward() -> bool:
+    """Whether autograd runs here: a forward is then a recomputation."""
+    return torch._C._current_graph_task_id() != -1
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise RuntimeError(
-            "a module in ZeRO3 cannot be copied: the copy's hooks would gather the original. Cure: "
-            "load full_state_dict(model) into a new module; for an average, average "
-            "model.parameters()."
-        )
+def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
+    raise RuntimeError(
+        f"backward has come to a shard of {name}: outside of a forward a parameter is this rank's "
+        "part of it, and the loss was computed with that part. Cure: compute the term inside "
+        "forward, where parameters are whole; or stage 2."
+    )
 
 
 @cache
@@ -385,18 +471,27 @@ def _watch_optimizers() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Refuse an optimizer that was built before sharding; free what its step makes stale."""
-    in_order = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    stepped = set(in_order)
+    """Refuse what would step on nothing: built before sharding, or never reached by backward.
+
+    A step makes whole parameters stale, so they are freed.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    name = type(optimizer).__name__
     for model in list(_models):
-        lost = [number for number in in_order if number in model._given]
-        if lost:
-            name, _ = model._given[lost[0]]
+        if lost := [p for p in params if id(p) in model._given]:
             raise RuntimeError(
-                f"this {type(optimizer).__name__} was built before sharding: it holds {name}, "
+                f"this {name} was built before sharding: it holds {model._given[id(lost[0])][0]}, "
                 "whose values now live in shards. Cure: build it from model.parameters() after "
                 "model = ZeRO3(module)."
             )
-        if stepped & model._pieces:
-            for unit in model.units:
-                unit.free()
+        mine = [p for p in params if id(p) in model._pieces]
+        if not mine or model._run is not None:  # a hook steps inside backward
+            continue
+        if model._awaited and all(p.grad is None for p in mine):
+            raise RuntimeError(
+                f"{name} steps after a forward of the model, but no backward has come to it: "
+                "backward(inputs=...) does not know shards. Cure: loss.backward(); a forward "
+                "without backward under torch.no_grad()."
+            )
+        for unit in model.units:
+            unit.free()

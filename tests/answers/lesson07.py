@@ -237,8 +237,8 @@ WRONG = {
         Wrong(
             "the shard is not the state",
             "_kept = {}\n\n" + server(
-                step="new = _kept.get('shard', shard) - rate * pushes.mean(0)\n"
-                "_kept['shard'] = shard = new"
+                step="new = _kept.get(len(shard), shard) - rate * pushes.mean(0)\n"
+                "_kept[len(shard)] = shard = new"
             ),
             "update it in place",
             IN_PLACE,
@@ -492,6 +492,7 @@ PROMISES = {
         "No rank sends more than 2(N − 1)/N of the padded weights": (*BYTES, "uneven"),
         "need not divide by N, and may be smaller than N": (*UNEVEN, "uneven"),
         "`wait()` for": None,
+        "Send outgoing[q] to each other rank q": None,
         "returns the new weights, (length,)": (*SGD, ""),
         "Updated in place": (*IN_PLACE, "uneven"),
         "one after the other, are the weights and then zeros": (*UNEVEN, "uneven"),
@@ -501,6 +502,9 @@ PROMISES = {
     },
     "07.bounded": {
         "All workers begin their first step without asking": (*FORM, ""),
+        "`left(worker)` when one has been lost or has no batches left": (*LEFT, "left"),
+        "For both, if you like": None,
+        "Returns a list of workers, in any order": (*FORM, ""),
         "Both return the workers that may begin their next step now": (*FORM, ""),
         "at most `bound` steps more than the slowest worker that is still there": (*AHEAD, ""),
         "is returned by the call that lets it go on: at once": (*HELD, ""),
@@ -524,4 +528,18 @@ PROMISES = {
 
 # ---- mutants of the solution that are right ----
 
-EQUIVALENT = {}
+COUNTS = "counts are only compared with each other"
+NOBODY = "nobody waits where nobody is"
+EQUIVALENT = {
+    "07.sharded_server": {
+        "`for request in dist.batch_isend_irecv(messages) if messag...` -> [1:]": (
+            "a send; its peer pushes again only when it has what was sent, and what is sent stays"
+        ),
+    },
+    "07.bounded": {
+        "`0` -> `1`": COUNTS,
+        "`0` -> `-1`": COUNTS,
+        "`0` -> `1` (#2)": NOBODY,
+        "`0` -> `-1` (#2)": NOBODY,
+    },
+}

@@ -12,20 +12,21 @@ from ...grade.beside import Kept
 from ...wire import span
 
 
-def sharded_server(
-    answer: Callable[..., Any], *, shard: torch.Tensor, gradients: list[torch.Tensor], rate: float
-) -> dict[str, Any]:
-    """shard: this rank's part of the padded weights. gradients: its own, (length,), for each step.
+def sharded_server(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> dict[str, Any]:
+    """models: of each the "shard", this rank's part of the padded weights; its own "gradients",
+    (length,), for each step; and the "rate". The models take their steps in turn.
 
-    After each step: what the answer returned, and the shard.
+    For each model and step: what the answer returned, and the shard.
     """
-    kept = Kept(gradients=gradients)
-    weights, shards = [], []
-    for number, gradient in enumerate(gradients):
-        with span(f"step {number}"):
-            returned = answer(shard, gradient, rate)
-        weights.append(returned.clone() if isinstance(returned, torch.Tensor) else returned)
-        shards.append(shard.clone())
+    kept = Kept(gradients=[model["gradients"] for model in models])
+    weights: list[list[Any]] = [[] for _ in models]
+    shards: list[list[torch.Tensor]] = [[] for _ in models]
+    for step in range(len(models[0]["gradients"])):
+        for place, model in enumerate(models):
+            with span(f"model {place}, step {step}"):
+                got = answer(model["shard"], model["gradients"][step], model["rate"])
+            weights[place].append(got.clone() if isinstance(got, torch.Tensor) else got)
+            shards[place].append(model["shard"].clone())
     return {"weights": weights, "shards": shards, "changed": kept.changed()}
 
 

@@ -20,91 +20,103 @@ MESSAGES = ("send", "recv")
 
 STEPS = 3
 RATES = (0.5, 0.1, 0.25)
+Model = list[dict[str, Any]]  # of each rank: its shard, gradients and rate
 
 
 def _server_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, length: int, kind: str = "", dtype: torch.dtype = torch.float32) -> Case:
+    def model(world: int, length: int, dtype: torch.dtype) -> Model:
         def draw() -> torch.Tensor:
             return torch.randn(length, generator=apart(rng), dtype=dtype)
 
         rate = RATES[(world + length) % len(RATES)]
-        inputs = [
+        return [
             {"shard": shard.clone(), "gradients": [draw() for _ in range(STEPS)], "rate": rate}
             for shard in padded_shards([draw()], world)
         ]
+
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        models = [model(world, length, dtype) for length in lengths]
+        inputs = [{"models": [one[rank] for one in models]} for rank in range(world)]
         name = "" if dtype is torch.float32 else ", float64"
-        return Case(f"{world_name(world)}, {length} weights{name}", inputs, kind)
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} weights{name}"
+        return Case(says, inputs, kind)
 
-    return [case(3, 600), case(1, 5), case(2, 8), case(4, 16), case(3, 10, "uneven"),
-            case(4, 1001, "uneven"), case(4, 2, "uneven"),
-            case(2, 7, "uneven", torch.float64)]  # fmt: skip
+    return [case(3, 600, 12), case(1, 5), case(2, 8, 14), case(4, 16),
+            case(3, 10, 11, kind="uneven"), case(4, 1001, 2, kind="uneven"),
+            case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
 
 
-def _states(case: Case) -> list[torch.Tensor]:
+def _models(seen: Observed) -> list[tuple[int, Model]]:
+    """(place, what each rank began with) of each model of a case."""
+    return list(enumerate(zip(*(rank["models"] for rank in seen.case.inputs), strict=True)))
+
+
+def _states(model: Model) -> list[torch.Tensor]:
     """The padded weights before the first step and after each: (padded,)."""
-    weights = torch.cat([rank["shard"] for rank in case.inputs])
+    weights = torch.cat([rank["shard"] for rank in model])
     states = [weights]
-    for number_ in range(STEPS):
-        mean = torch.stack([_padded(case, rank, number_) for rank in range(case.world)]).mean(0)
-        weights = weights - case.inputs[0]["rate"] * mean
+    for step in range(STEPS):
+        weights = weights - model[0]["rate"] * _pushed(model, step).mean(0)
         states.append(weights)
     return states
 
 
-def _padded(case: Case, rank: int, step: int) -> torch.Tensor:
-    """A rank's gradient of a step with its padding: (padded,)."""
-    gradient, part = case.inputs[rank]["gradients"][step], len(case.inputs[0]["shard"])
-    return torch.nn.functional.pad(gradient, (0, case.world * part - len(gradient)))
+def _pushed(model: Model, step: int) -> torch.Tensor:
+    """All ranks' gradients of a step with their padding: (world, padded)."""
+    gradients = torch.stack([rank["gradients"][step] for rank in model])
+    padded = len(model) * len(model[0]["shard"])
+    return torch.nn.functional.pad(gradients, (0, padded - gradients.shape[1]))
 
 
 def _server_values(seen: Observed) -> str | None:
-    case, states = seen.case, _states(seen.case)
-    length = len(case.inputs[0]["gradients"][0])
-    for step in range(STEPS):
-        for rank, got in enumerate(seen.data):
-            what = f"What rank {rank} returned in step {step + 1}"
-            value, after = got["weights"][step], states[step + 1]
-            if (plain := differs(value, after[:length], what)) is None:
-                continue
-            told = explain(value, after[:length], what, _mistakes(case, states[step], rank, step))
-            if told != plain:
-                return told
-            if len(after) > length and close(value, after):
-                return f"{what} has the padding, too: cut it to the length of the gradient."
-            if type(value) is torch.Tensor and close(value, after[: len(value)]):
-                return f"{what} is one part of the weights: pull the parts of all servers."
-            return _partial(case, states[step], value, what, step) or plain
+    for place, model in _models(seen):
+        states, length = _states(model), len(model[0]["gradients"][0])
+        for step in range(STEPS):
+            for rank, got in enumerate(seen.data):
+                what = f"What rank {rank} returned in step {step + 1}"
+                value, after = got["weights"][place][step], states[step + 1]
+                if (plain := differs(value, after[:length], what)) is None:
+                    continue
+                mistakes = _mistakes(model, states[step], rank, step)
+                told = explain(value, after[:length], what, mistakes)
+                if told != plain:
+                    return told
+                if len(after) > length and close(value, after):
+                    return f"{what} has the padding, too: cut it to the length of the gradient."
+                if type(value) is torch.Tensor and close(value, after[: len(value)]):
+                    return f"{what} is one part of the weights: pull the parts of all servers."
+                return _partial(model, states[step], value, what, step) or plain
     return None
 
 
-def _mistakes(case: Case, before: torch.Tensor, rank: int, step: int) -> dict[str, torch.Tensor]:
-    world, rate = case.world, case.inputs[0]["rate"]
-    every = torch.stack([_padded(case, peer, step) for peer in range(world)])  # (world, padded)
-    length = len(case.inputs[0]["gradients"][0])
+def _mistakes(model: Model, before: torch.Tensor, rank: int, step: int) -> dict[str, torch.Tensor]:
+    """The end of a sentence -> the weights that this mistake gives, (length,)."""
+    world, rate, every = len(model), model[0]["rate"], _pushed(model, step)
     own = torch.cat([row.chunk(world)[peer] for peer, row in enumerate(every)])
-    return {
-        words: weights[:length]
-        for words, weights in {
-            "are the weights of before the step: pull when the servers have updated them.": before,
-            "took the sum of the gradients; SGD in lockstep takes their mean.": before
-            - rate * every.sum(0),
-            "took on each server the gradient of that rank alone: push to the others, too.": before
-            - rate * own,
-            "took this rank's own gradient alone: the servers have to hear all ranks.": before
-            - rate * every[rank],
-            "went up the gradient, not down.": before + rate * every.mean(0),
-            "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
-        }.items()
+    weights = {
+        "are the weights of before the step: pull when the servers have updated them.": before,
+        "took the sum of the gradients; SGD in lockstep takes their mean.": (
+            before - rate * every.sum(0)
+        ),
+        "took on each server the gradient of that rank alone: push to the others, too.": (
+            before - rate * own
+        ),
+        "took this rank's own gradient alone: the servers have to hear all ranks.": (
+            before - rate * every[rank]
+        ),
+        "went up the gradient, not down.": before + rate * every.mean(0),
+        "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
     }
+    length = len(model[0]["gradients"][0])
+    return {words: whole[:length] for words, whole in weights.items()}
 
 
-def _partial(
-    case: Case, before: torch.Tensor, value: Any, what: str, step: int
-) -> str | None:  # a part of the weights in which some gradients are missing
-    if type(value) is not torch.Tensor or value.shape != case.inputs[0]["gradients"][step].shape:
+def _partial(model: Model, before: torch.Tensor, value: Any, what: str, step: int) -> str | None:
+    """A part of the weights in which the gradients of some ranks are missing."""
+    if type(value) is not torch.Tensor or value.shape != model[0]["gradients"][step].shape:
         return None
-    world, rate, part = case.world, case.inputs[0]["rate"], len(case.inputs[0]["shard"])
-    every = torch.stack([_padded(case, peer, step) for peer in range(world)])
+    world, rate, part = len(model), model[0]["rate"], len(model[0]["shard"])
+    every = _pushed(model, step)
     for server in range(world):
         place = slice(server * part, min((server + 1) * part, len(value)))
         for some in chain.from_iterable(combinations(range(world), n) for n in range(1, world)):
@@ -120,15 +132,15 @@ def _partial(
 
 
 def _server_shards(seen: Observed) -> str | None:
-    states = _states(seen.case)
-    for step in range(STEPS):
-        parts = padded_shards([states[step + 1]], seen.case.world)
-        before = padded_shards([states[step]], seen.case.world)
-        for rank, got in enumerate(seen.data):
-            mistakes = {"is what it was before the step: update it in place.": before[rank]}
-            what = f"Rank {rank}'s shard after step {step + 1}"
-            if told := explain(got["shards"][step], parts[rank], what, mistakes):
-                return told
+    for place, model in _models(seen):
+        states = _states(model)
+        for step in range(STEPS):
+            before, after = (padded_shards([states[step + n]], len(model)) for n in (0, 1))
+            for rank, got in enumerate(seen.data):
+                mistakes = {"is what it was before the step: update it in place.": before[rank]}
+                what = f"Rank {rank}'s shard after step {step + 1}"
+                if told := explain(got["shards"][place][step], after[rank], what, mistakes):
+                    return told
     return None
 
 
@@ -141,22 +153,21 @@ def _server_messages(seen: Observed) -> str | None:
 
 
 def _server_bytes(seen: Observed) -> str | None:
-    world, shard = seen.case.world, seen.case.inputs[0]["shard"]
-    part = len(shard) * shard.element_size()
-    most = 2 * (world - 1) * part
-    for step in range(STEPS):
-        sent = [seen.sent(rank, f"step {step}") for rank in range(world)]
-        if max(sent) <= most:
-            continue
-        rank = sent.index(max(sent))
-        calls = [c for c in seen.calls(rank, f"step {step}") if c.op == "send"]
-        if min(sent) < max(sent):
-            how = "It does more than the others do: let every rank serve its part."
-        elif len(calls) > 2 * (world - 1) and max(c.bytes_sent for c in calls) <= part:
-            how = "It passes on what others need and it does not: send to each rank its own."
-        else:
+    for place, model in _models(seen):
+        world, shard = len(model), model[0]["shard"]
+        part = len(shard) * shard.element_size()
+        most = 2 * (world - 1) * part
+        for step in range(STEPS):
+            sent = [seen.sent(rank, f"model {place}, step {step}") for rank in range(world)]
+            if max(sent) <= most:
+                continue
+            rank = sent.index(max(sent))
             how = "Push to a server the part that it serves, and pull from it that part."
-        return f"Rank {rank} sent {max(sent):,} bytes; 2(N-1)/N of the weights is {most:,}. {how}"
+            if min(sent) < max(sent):
+                how = "It does more than the others do: let every rank serve its part."
+            return (
+                f"Rank {rank} sent {max(sent):,} bytes; 2(N-1)/N of the weights is {most:,}. {how}"
+            )
     return None
 
 
@@ -211,7 +222,8 @@ def _clock_cases(rng: torch.Generator) -> list[Case]:
         case("1 and 2 workers", run(0, fast), run(3, slow, fast), run(0, wild, wild)),
         case("the slowest leaves", run(2, fast, fast, slow, lost=((2, 1000),)),
              run(1, fast, wild, slow, slow, lost=((3, 700), (2, 1900))), kind="left"),
-        case("a worker leaves while it waits", run(1, fast, (130, 140), slow, lost=((0, 500),)),
+        case("a worker leaves while it waits", run(1, fast, fast, fast, slow, lost=((1, 250),)),
+             run(1, fast, (130, 140), slow, lost=((0, 500),)),
              run(0, fast, wild, slow, lost=((0, 150), (1, 1700))), kind="left"),
         case("all leave", run(2, fast, slow, lost=((0, 450), (1, 460))), kind="left"),
     ]  # fmt: skip

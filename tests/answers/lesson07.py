@@ -504,6 +504,7 @@ PROMISES = {
         "All workers begin their first step without asking": (*FORM, ""),
         "`left(worker)` when one has been lost or has no batches left": (*LEFT, "left"),
         "For both, if you like": None,
+        "they wait no more": None,
         "Returns a list of workers, in any order": (*FORM, ""),
         "Both return the workers that may begin their next step now": (*FORM, ""),
         "at most `bound` steps more than the slowest worker that is still there": (*AHEAD, ""),

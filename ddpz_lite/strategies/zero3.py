@@ -37,7 +37,7 @@ from .comm import Comm
 from .flat import Flat
 from .precision import keeps_dtype
 from .reducer import new_backward
-from .replica import Replica
+from .replica import Replica, check_separate
 from .schedule import Schedule
 from .units import Backward, Builder, Held, Slot, Unit, Units, split
 
@@ -88,6 +88,7 @@ class ZeRO3(Replica):
         init_fn: Callable[[nn.Module], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        check_separate(module.named_parameters())
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
         self.reshard_after_forward = reshard_after_forward
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
@@ -331,7 +332,7 @@ class ZeRO3(Replica):
             yield self.module
             if writeback:
                 for flat in self.flats:
-                    flat.shard.copy_(self.comm.shard(flat.full))
+                    flat.write_back()
         finally:
             for unit in self.units:
                 unit.dismiss()

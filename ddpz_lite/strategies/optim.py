@@ -170,7 +170,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             after(self)
 
     def _inner_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _options_of(group) | {"params": [self.piece(p) for p in group["params"]]}
+        """Pieces that are empty are left out: they would cost state, and some optimizers fail."""
+        pieces = [self.piece(p) for p in group["params"]]
+        return _options_of(group) | {"params": [p for p in pieces if p.numel()] or pieces[:1]}
 
     def settle(self) -> None:
         """Reduce and unscale, once per step: clipping comes first if there is any."""

@@ -16,8 +16,15 @@ from torch.optim import Optimizer
 class ScheduleFree(Optimizer):
     """Schedule-free AdamW (Defazio et al. 2024): progress in its groups, and two modes."""
 
-    def __init__(self, params: Any, lr: float = 1e-2, betas=(0.9, 0.99), weight_decay: float = 0.1):
-        kept = {"k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0}
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.1,
+        eps: float = 1e-8,
+    ) -> None:
+        kept = {"eps": eps, "k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0}
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | kept)
 
     @torch.no_grad()
@@ -55,7 +62,7 @@ class ScheduleFree(Optimizer):
                 if "z" not in state:
                     state["z"], state["exp_avg_sq"] = p.clone(), torch.zeros_like(p)
                 square = state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-                grad = p.grad.div_(square.div(1 - beta2 ** (k + 1)).sqrt_().add_(1e-8))
+                grad = p.grad.div_(square.div(1 - beta2 ** (k + 1)).sqrt_().add_(group["eps"]))
                 grad.add_(p, alpha=group["weight_decay"])
                 p.lerp_(state["z"], part).add_(grad, alpha=lr * (beta1 * (1 - part) - 1))
                 state["z"].sub_(grad, alpha=lr)

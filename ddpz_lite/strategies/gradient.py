@@ -15,7 +15,7 @@ seen here is unscaled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,8 +100,8 @@ class Resident(nn.Parameter):
         flat, index = self.place
         own, reduced = own_grad(self), flat.pieces[index].grad
         later = flat.owner is not None and flat.owner.reduces_later and flat.comm.size > 1
-        if own is not None and not later:
-            return own
+        if own is not None and (not later or torch._C._current_graph_task_id() != -1):
+            return own  # what a hook in backward sees is this rank's
         if own is None and reduced is None and not (later and flat.owner.waits()):
             return None
         if own is None and reduced is not None and flat.comm.world == 1:
@@ -138,40 +138,32 @@ def resident(kind: type[nn.Parameter]) -> type[nn.Parameter]:
 class Gradient(Tensor):
     """The mean gradient of a resident parameter, in its shape: a handle, without memory."""
 
-    param: Resident
-
     @staticmethod
     def __new__(cls, param: Resident) -> Gradient:
         flat, index = param.place
-        kind = {"dtype": flat.pieces[index].dtype, "device": param.device}
+        kind = {"dtype": flat.shard.dtype, "device": param.device}
         self = Tensor._make_wrapper_subclass(cls, param.shape, **kind)
-        self.param = param
+        self.param, self.flat, self.index = param, flat, index
+        self.owned = slice(*flat.layout.owned(index))  # this rank's elements
         return self
 
     def __repr__(self) -> str:
-        (flat, index), shape = self.param.place, tuple(self.shape)
-        start, stop = flat.layout.owned(index)
-        return f"Gradient({shape}, in shards; elements {start}:{stop} on this rank)"
+        return f"Gradient(size={tuple(self.shape)}, here={self.owned})"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Where its memory is, as torch and the meter ask; nothing is reduced for it."""
+        own = own_grad(self.param)
+        self.held = self.flat.pieces[self.index].grad if own is None else own
         return ["held"], None
 
     @staticmethod
     def __tensor_unflatten__(held: dict[str, Tensor], *_: Any) -> Tensor:
         return held["held"]
 
-    @property
-    def held(self) -> Tensor | None:
-        flat, index = self.param.place
-        own = own_grad(self.param)
-        return flat.pieces[index].grad if own is None else own
-
     def shard(self) -> Tensor:
         """This rank's part (n,); zeros if no rank has used the parameter."""
-        flat, index = self.param.place
-        flat.settle()
-        piece = flat.pieces[index]
+        self.flat.settle()
+        piece = self.flat.pieces[self.index]
         return torch.zeros_like(piece) if piece.grad is None else piece.grad
 
     def part_of(self, other: Any) -> Any:
@@ -180,63 +172,44 @@ class Gradient(Tensor):
             return other.shard()
         if not isinstance(other, Tensor) or other.ndim == 0:
             return other
-        (flat, index), shape = self.param.place, self.shape
-        start, stop = flat.layout.owned(index)
-        return other.expand(shape).reshape(-1)[start:stop].to(flat.shard.device)
+        return other.expand(self.shape).reshape(-1)[self.owned].to(self.flat.shard.device)
 
     def whole(self) -> Tensor:
-        flat, index = self.param.place
-        start, stop = flat.layout.owned(index)
         full = torch.zeros(self.shape.numel(), dtype=self.dtype, device=self.device)
-        full[start:stop] = self.shard()
-        return flat.comm.reduce_scalar(full).to(self.device).view(self.shape)
+        full[self.owned] = self.shard()
+        return self.flat.comm.reduce_scalar(full).to(self.device).view(self.shape)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
-        comm = first.param.place[0].comm
+        mine = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        changes = func._schema.is_mutable and any(mine is leaf for leaf in tree_leaves(args[0]))
         if name in ("detach", "alias", "detach_"):
-            return first if name == "detach_" else cls(first.param)
+            return mine if name == "detach_" else cls(mine.param)
         if name in NORMS and len(args) < 3:  # over all dimensions
             shards = tree_map_only(cls, cls.shard, args[0])
-            return _norms((shards, *args[1:]), kwargs, comm)
+            return _norms((shards, *args[1:]), kwargs, mine.flat.comm)
         if name == SCALER:
-            return _unscale([g.shard() for g in args[0]], *args[1:], comm)
-        if func._schema.is_mutable and isinstance(args[0], cls):
-            return first._change(func, args, kwargs)
-        if func._schema.is_mutable and isinstance(args[0], list) and isinstance(args[0][0], cls):
-            return cls._change_each(func, args, kwargs)
-        if any(r.alias_info is not None for r in func._schema.returns) and args[0] is first:
-            raise TypeError(_refused(name))
+            return _unscale([g.shard() for g in args[0]], *args[1:], mine.flat.comm)
+        if changes and isinstance(args[0], list):  # _foreach_: operands of each, or of all
+            pairs = partial(zip, args[0], strict=True)
+            rest = [
+                [g.part_of(o) for g, o in pairs(a)] if isinstance(a, list) else a for a in args[1:]
+            ]
+            return func([g.shard() for g in args[0]], *rest, **kwargs)
+        if changes and (name in CHANGES or torch.Tag.pointwise in func.tags):
+            if name == "zero_" and (own := own_grad(mine.param)) is not None:
+                own.zero_()  # nothing to reduce for
+            else:
+                func(mine.shard(), *map(mine.part_of, args[1:]), **kwargs)
+            return mine
+        if changes or (args[0] is mine and any(r.alias_info for r in func._schema.returns)):
+            raise TypeError(
+                f"{name} on p.grad: the gradient lies in shards; it can be changed element by "
+                "element (mul_, clamp_, copy_, ...) and read whole, but has no views. Cure: "
+                "g = p.grad.clone(), change that, then p.grad.copy_(g)."
+            )
         return func(*tree_map_only(cls, cls.whole, args), **tree_map_only(cls, cls.whole, kwargs))
-
-    def _change(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Gradient:
-        name, own = func.overloadpacket.__name__, own_grad(self.param)
-        if name not in CHANGES and torch.Tag.pointwise not in func.tags:
-            raise TypeError(_refused(name))
-        if name == "zero_" and own is not None:  # nothing to reduce for
-            own.zero_()
-        else:
-            func(self.shard(), *map(self.part_of, args[1:]), **kwargs)
-        return self
-
-    @staticmethod
-    def _change_each(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A `_foreach_` function: (gradients, operands of each or of all, ...)."""
-        own, rest = args[0], list(args[1:])
-        for place, operands in enumerate(rest):
-            if isinstance(operands, list):
-                rest[place] = [g.part_of(o) for g, o in zip(own, operands, strict=True)]
-        return func([g.shard() for g in own], *rest, **kwargs)
-
-
-def _refused(name: str) -> str:
-    return (
-        f"{name} on p.grad: the gradient lies in shards; it can be changed element by element "
-        "(mul_, clamp_, copy_, ...) and read whole, but has no views. Cure: p.grad.clone(), "
-        "change that, then p.grad.copy_(it)."
-    )
 
 
 def _norms(args: Sequence[Any], kwargs: dict[str, Any], comm: Comm) -> Any:

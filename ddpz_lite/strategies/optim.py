@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
+from .gradient import set_own_grad
 
 
 class Scaler(Protocol):
@@ -140,8 +141,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self.inner.zero_grad(set_to_none)
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+        else:
+            for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
+                for param in owner["params"]:
+                    set_own_grad(param, None)
         self._ready = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -217,20 +217,19 @@ def check_elementwise(
         lambda t: [[t.flatten()[:3]], [t.flatten()[3:], t.flatten()[:0]]],  # and one holds nothing
     )
     optimizer_class([nn.Parameter(values.clone())], **options)  # wrong options raise as they are
-    results, numbers = [], []
+    first: list[Any] = []
     for cut in cuts:
         try:
             pairs = zip(cut(values), cut(grads), strict=True)
             ranks = [_try(optimizer_class, options, *pair) for pair in pairs]
         except Exception as error:
             raise TypeError(_unsupported(name, f"it fails on one ({error})")) from error
-        results.append(torch.cat([after for after, _ in ranks]))
-        numbers += [group for _, group in ranks]
-    if not all(torch.allclose(results[0], other) for other in results[1:]):
-        raise TypeError(_unsupported(name, "an element's update depends on other elements"))
-    for key, value in numbers[0].items():
-        if not all(_same(value, other.get(key)) for other in numbers[1:]):
-            raise TypeError(_unsupported(name, f"its {key!r} depends on all elements"))
+        first = first or [torch.cat([after for after, _ in ranks]), ranks[0][1]]
+        if not torch.allclose(first[0], torch.cat([after for after, _ in ranks])):
+            raise TypeError(_unsupported(name, "an element's update depends on other elements"))
+        for key, value in first[1].items():
+            if not all(_same(value, numbers.get(key)) for _, numbers in ranks):
+                raise TypeError(_unsupported(name, f"its {key!r} depends on all elements"))
 
 
 def _try(

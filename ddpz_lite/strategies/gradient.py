@@ -183,7 +183,8 @@ class Gradient(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
         mine = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
-        changes = func._schema.is_mutable and any(mine is leaf for leaf in tree_leaves(args[0]))
+        target = kwargs.get("out", args[0])
+        changes = func._schema.is_mutable and isinstance(tree_leaves(target)[0], cls)
         if name in ("detach", "alias", "detach_"):
             return mine if name == "detach_" else cls(mine.param)
         if name in NORMS and len(args) < 3:  # over all dimensions
@@ -198,11 +199,12 @@ class Gradient(Tensor):
             ]
             return func([g.shard() for g in args[0]], *rest, **kwargs)
         if changes and (name in CHANGES or torch.Tag.pointwise in func.tags):
-            if name == "zero_" and (own := own_grad(mine.param)) is not None:
+            if name == "zero_" and (own := own_grad(target.param)) is not None:
                 own.zero_()  # nothing to reduce for
             else:
-                func(mine.shard(), *map(mine.part_of, args[1:]), **kwargs)
-            return mine
+                parts = {key: target.part_of(value) for key, value in kwargs.items()}
+                func(*map(target.part_of, args), **parts)
+            return target
         if changes or (args[0] is mine and any(r.alias_info for r in func._schema.returns)):
             raise TypeError(
                 f"{name} on p.grad: the gradient lies in shards; it can be changed element by "

@@ -126,6 +126,8 @@ def read_and_refused() -> dict[str, object]:
         p.grad.mul_(exact > 0)  # a mask in the shape of the parameter
         p.grad.add_(torch.ones(5))
         out[f"masked {stage}"] = torch.equal(p.grad.clone(), exact.clamp(min=0) + 1)
+        torch.mul(exact, 3, out=p.grad)
+        out[f"out {stage}"] = torch.equal(p.grad.clone(), 3 * exact)
         p.grad.copy_(exact)
         out[f"copied {stage}"] = torch.equal(p.grad.clone(), exact)
         out[f"view {stage}"] = raised(lambda p=p: p.grad[0].zero_())

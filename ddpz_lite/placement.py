@@ -40,6 +40,12 @@ TRANSITIONS = {
 _SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "slice": 0}
 
 
+# Bytes per parameter of (parameters, gradients, Adam's state) that this library holds in bf16 or
+# fp16, by stage. The paper's are 2, 2, 12; but a gradient in shards is a sum, kept in fp32, and the
+# shards of ZeRO-3 are themselves the fp32 master copy.
+MIXED = {0: (2, 2, 12), 1: (2, 2, 12), 2: (2, 4, 12), 3: (4, 4, 8)}
+
+
 @dataclass(frozen=True)
 class Strategy:
     """One row of the table: where the three kinds of state live between two steps."""
@@ -97,8 +103,9 @@ def zero_memory(
     """Bytes of model state on one rank: a sharded kind is divided by the world, any other is whole.
 
     The defaults are the paper's mixed-precision Adam: 2 + 2 + 12 bytes per parameter, where 12 are
-    the fp32 copy, momentum and variance. fp32 Adam is 4 + 4 + 8. Activations and transient buffers
-    are not model state and are not counted.
+    the fp32 copy, momentum and variance. fp32 Adam is 4 + 4 + 8. What this library holds in mixed
+    precision is `zero_memory(num_params, world_size, stage, *MIXED[stage])`: at stage 2 on 2 ranks,
+    11% more. Activations and transient buffers are not model state and are not counted.
 
     Args:
         num_params: Ψ, the number of parameters.

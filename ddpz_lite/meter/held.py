@@ -8,16 +8,11 @@ has the first of them in the order of KINDS.
 A strategy that keeps tensors where nobody can find them (in an object of its own, in a closure)
 tells the meter with one method on its model or optimizer:
 
-<<<<<<< HEAD
-    def memory_extra(self) -> dict[str, Iterable[Tensor]]:      # kind -> tensors, the kinds those
-        of KINDS return {"transient": [bucket.flat for bucket in self.buckets]}
+    def memory_extra(self) -> dict[str, Iterable[Tensor]]:  # by kind, one of KINDS
+        return {"transient": [bucket.flat for bucket in self.buckets]}
 
 What is named so is not the optimizer's, although the optimizer may lead to it: ZeRO-3's optimizer
 knows the flat buffers, and a unit that is whole for a moment lies in one of them.
-=======
-    def memory_extra(self) -> dict[str, Iterable[Tensor]]:  # by kind, one of KINDS
-        return {"transient": [bucket.flat for bucket in self.buckets]}
->>>>>>> main
 """
 
 from __future__ import annotations
@@ -44,7 +39,8 @@ def memory(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> 
     """Bytes held now on this rank, by kind.
 
     parameters   storages of model.parameters().
-    gradients    storages of their .grad, views into buckets included.
+    gradients    storages of their .grad, views into buckets included. In shards they are fp32, also
+                 in mixed precision: 4 bytes, see `placement.MIXED`.
     optimizer    every tensor of the optimizer: its state, step counters too (4 bytes each in
                  torch's AdamW), tensors among its options (a learning rate kept on the device), and
                  parameters of its own, such as an fp32 master copy; also those of an optimizer

@@ -28,13 +28,15 @@ def total_norm(gradients: list[Tensor], norm_type: float, comm: Comm) -> Tensor:
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"norm_type must be positive or inf, got {norm_type!r}")
-    # torch's own norm of this rank's part: one fused call per dtype and device
-    local = torch.nn.utils.get_total_norm(gradients, norm_type).float()  # ()
+    # torch's own norm of this rank's part: one fused call per dtype and device; nothing has no inf
+    local = torch.nn.utils.get_total_norm([g for g in gradients if g.numel()], norm_type)  # ()
     if comm.world == 1:
         return local
+    dtype = torch.result_type(local, gradients[0]) if gradients else local.dtype
+    norm = local.double()  # the square of an fp32 norm above 1.8e19 is inf in fp32
     if norm_type == inf:
-        return comm.reduce_scalar(local, maximum=True)
-    return comm.reduce_scalar(local**norm_type) ** (1.0 / norm_type)
+        return comm.reduce_scalar(norm, maximum=True).to(dtype)
+    return (comm.reduce_scalar(norm**norm_type) ** (1.0 / norm_type)).to(dtype)
 
 
 @torch.no_grad()
@@ -53,9 +55,10 @@ def clip_grad_norm_(
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm must be at least 0, got {max_norm!r}")
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = total_norm(gradients, norm_type, comm or Comm.alone())
-    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # (), as torch.nn.utils.clip_grad_norm_
-    if gradients:
-        torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+    with torch._C.DisableTorchFunctionSubclass():  # shards of ZeRO-3 are plain ones here
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = total_norm(gradients, norm_type, comm or Comm.alone())
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # (), as torch's clip_grad_norm_
+        if gradients:
+            torch._foreach_mul_(gradients, scale.to(gradients[0].device))
     return norm

@@ -53,7 +53,9 @@ class DDP(Replica):
     ) -> None:
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
         groups = buckets_of(list(module.parameters()), bucket_mb)
-        self.buckets = [Bucket(group, self.comm, reduce_dtype, comm_hook) for group in groups]
+        rows = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+        sparse = {m.weight for m in rows if m.sparse}
+        self.buckets = [Bucket(g, self.comm, reduce_dtype, comm_hook, sparse) for g in groups]
         self._reducer = Reducer(self.buckets, in_flight=len(self.buckets))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .comm import Comm, Handle
+from .gradient import Shard, resident
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
@@ -92,6 +94,15 @@ class Layout:
         return found
 
 
+class Owner(Protocol):
+    """The optimizer that steps on the pieces; see `optim.ShardedOptimizer`."""
+
+    reduces_later: bool  # a gradient of this rank's own waits for the step
+
+    def settle(self) -> None: ...
+    def waits(self) -> bool: ...
+
+
 class Flat:
     """Parameters of one dtype and device, flat: their storage, and the transitions of it.
 
@@ -104,7 +115,8 @@ class Flat:
         offload: keep the shard, and so the optimizer's state, in the memory of the host.
 
     Attributes: `params` are the given parameters if resident, else new ones in their place (a
-    sharded parameter must not be read); `pieces` are what an optimizer steps on, in the same order.
+    sharded parameter must not be read); `pieces` are what an optimizer steps on, in the same order;
+    `owner` is that optimizer, where it is ours.
     """
 
     def __init__(
@@ -117,6 +129,8 @@ class Flat:
         resident: bool = True,
         offload: bool = False,
     ) -> None:
+        self.exposed, self.resident = False, resident
+        self.owner: Owner | None = None
         first, self.comm = params[0], comm
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = travels_as(dtype, reduce_dtype)
@@ -131,7 +145,7 @@ class Flat:
         if self._separate:
             self.shard = comm.shard(master).to("cpu" if offload else device, copy=True)
             self.shard = self.shard.pin_memory() if offload and first.is_cuda else self.shard
-        self.params = self._adopt(params, resident)
+        self.params = self._adopt(params)
         views = self.layout.pieces(self.shard)
         self.pieces = [
             nn.Parameter(v, requires_grad=p.requires_grad)
@@ -139,24 +153,25 @@ class Flat:
         ]
         self._rows: Tensor | None = None  # (world, shard_numel + len(params))
         self.collected: set[int] = set()
-        self._whole = [p._version for p in self.params] if resident and self._separate else []
+        self._whole = [p._version for p in self.params]
         self._gather: Handle | None = None
         self._reduce: tuple[Handle, bool] | None = None
 
-    def _adopt(self, params: Sequence[nn.Parameter], resident: bool) -> list[nn.Parameter]:
+    def _adopt(self, params: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Parameters that are views of `full`.
 
         [Note: .data] Views of `full.data` have version counters of their own. So a later gather,
         which writes `full`, does not look to autograd like a change of a tensor saved for backward.
         """
         views = self.layout.views(self.full.data)
-        if not resident:
+        if not self.resident:
             return [
                 nn.Parameter(v, requires_grad=p.requires_grad)
                 for v, p in zip(views, params, strict=True)
             ]
-        for view, param in zip(views, params, strict=True):
+        for index, (view, param) in enumerate(zip(views, params, strict=True)):
             param.data, param.grad = view, None
+            param.__class__, param.place = resident(type(param)), (self, index)
         return list(params)
 
     # -- Shard to Replicate
@@ -181,12 +196,24 @@ class Flat:
                     "optimizer steps on another tensor. Cure: module.to(...) before sharding; "
                     "change values in place."
                 )
-        if self._whole and self._whole != [p._version for p in self.params]:
-            raise RuntimeError(
-                "a parameter was changed in place; the optimizer's master copy, kept for "
-                "mixed_precision or offload, would undo it. Cure: load_full_state_dict(model, "
-                "state), or change it before parallelize."
-            )
+
+    def absorb(self) -> None:
+        """Where the user may have changed resident parameters, let the master copy have it."""
+        versions = [p._version for p in self.params]
+        if self.resident and self._separate and (self.exposed or versions != self._whole):
+            self.write_back()
+            self._whole = versions
+
+    def write_back(self) -> None:
+        """`full` to the master copy, but for what only rounding has made different."""
+        mine = self.comm.shard(self.full).to(self.shard.device)
+        changed = mine != self.shard.to(mine.dtype)
+        self.shard.copy_(torch.where(changed, mine.to(self.shard.dtype), self.shard))
+
+    def settle(self) -> None:
+        """Make the gradients of the pieces those that the optimizer will step on."""
+        if self.owner is not None:
+            self.owner.settle()
 
     def gathered(self) -> None:
         """Wait until `full` is whole."""
@@ -204,6 +231,7 @@ class Flat:
 
     def gather_master(self) -> list[Tensor]:
         """All parameters in their shapes, in the dtype of the optimizer; not kept here."""
+        self.absorb()
         whole = self.shard.new_empty(self.layout.padded, device=self.full.device)  # (padded,)
         self.comm.shard(whole).copy_(self.shard)
         return self.layout.views(self.comm.all_gather(whole).wait())
@@ -261,13 +289,13 @@ class Flat:
         reduced = handle.wait().to(self.shard.device)  # (shard_numel + flags,)
         flags = reduced[self.layout.shard_numel :].tolist() if missing else None
         for index, grad in enumerate(self.layout.pieces(reduced)):
-            if grad.numel() == 0 or (flags is not None and not flags[index]):
-                continue
             piece = self.pieces[index]
-            if piece.grad is None:
-                piece.grad = grad
+            if flags is not None and not flags[index]:
+                continue
+            if piece.grad is None:  # empty ones get theirs too, so that ranks' loops are the same
+                piece.grad = grad if self.resident else Shard.of(grad, self)
             else:
-                piece.grad.add_(grad)
+                piece.grad.as_subclass(Tensor).add_(grad)
             for hook in (piece._post_accumulate_grad_hooks or {}).values():  # ZeRO-3: the user's
                 with torch.no_grad():
                     hook(piece)

@@ -6,11 +6,16 @@
     publish    Shard to Replicate: the new parameters become whole            (ZeRO-1, ZeRO-2)
 
 Schedulers, `add_param_group`, closures and `zero_grad` work as with any `torch.optim.Optimizer`.
+
+[Note: groups] `inner` has groups of its own, over pieces. Their options are one thing with those of
+the groups outside: they go in before every call of `inner` and come out after it. So a scheduler
+is obeyed, and what an optimizer counts in its groups (schedule-free, Prodigy) is kept and seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +24,7 @@ from torch import Tensor, nn
 from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
+from .gradient import set_own_grad
 
 
 class Scaler(Protocol):
@@ -39,7 +45,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         comm: the ranks over which the pieces' gradients are sharded, for norms.
         loss_scale: fp16 only.
         whole: no parameter is cut, so any optimizer will do.
-        waiting: ZeRO-3: whole parameters, which hold gradients under `no_sync`.
         options: for `optimizer_class`.
 
     Raises: TypeError for an optimizer that mixes elements of a parameter.
@@ -53,22 +58,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         comm: Comm,
         loss_scale: Scaler | None = None,
         whole: bool = False,
-        waiting: Sequence[nn.Parameter] = (),
         **options: Any,
     ) -> None:
         self.inner: torch.optim.Optimizer | None = None
         self.flats: list[Flat] = []  # where the pieces lie, if this optimizer lays them
         super().__init__(params, options)
-        self.comm, self.loss_scale, self.waiting = comm, loss_scale, waiting
+        self.comm, self.loss_scale = comm, loss_scale
         self._ready, self._finite = False, True
         if not whole:
             device = self.param_groups[0]["params"][0].device
             check_elementwise(optimizer_class, options, device)
         self.adopt(self.param_groups)
         self.inner = optimizer_class([self._inner_group(g) for g in self.param_groups], **options)
-        self.defaults, self.state = self.inner.defaults, self.inner.state
-        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            outer.update(_options_of(inner))
+        self.defaults = self.inner.defaults
+        self._take_options()
 
     # -- what a strategy defines
 
@@ -88,36 +91,62 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # -- torch.optim.Optimizer
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._prepare()
+        self.settle()
         if self._finite:
-            for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-                inner.update(_options_of(outer))
-            self.inner.step()
-            self.publish()
+            self._call("step", **kwargs)
         self._ready = False
         return loss
+
+    def __getattr__(self, name: str) -> Any:
+        """What the optimizer class has beside torch's: `train` and `eval` of schedule-free, say.
+
+        Every rank must call such a method: parameters may be new after it, and are made whole.
+        """
+        if name.startswith("_") or self.__dict__.get("inner") is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = getattr(self.inner, name)
+        return partial(self._call, name) if callable(value) else value
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A method of `inner`, which may read and change options, state and pieces."""
+        for flat in self.flats:
+            flat.absorb()
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update(_options_of(outer))
+        with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
+            result = getattr(self.inner, method)(*args, **kwargs)
+        self._take_options()
+        self.publish()
+        return result
+
+    def _take_options(self) -> None:
+        self.state = self.inner.state
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            outer.update(_options_of(inner))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm of the whole gradient; call it between backward and step, on every rank.
 
         Returns the norm before clipping, equal on all ranks; see `clip.clip_grad_norm_`.
         """
-        self._prepare()
+        self.settle()
         return clip_grad_norm_(self.pieces(), max_norm, norm_type, self.comm)
 
     def pieces(self) -> list[nn.Parameter]:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self.inner.zero_grad(set_to_none)
-        for param in self.waiting:
-            param.grad = None
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+        else:
+            for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
+                for param in owner["params"]:
+                    set_own_grad(param, None)
         self._ready = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -126,29 +155,40 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group = self.param_groups[-1]
             self.adopt([group])
             self.inner.add_param_group(self._inner_group(group))
-            group.update(_options_of(self.inner.param_groups[-1]))
+            self._take_options()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shard of the state, for the same world; `save_checkpoint` fits any world."""
-        return self.inner.state_dict()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict = self.inner.state_dict()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         self.inner.load_state_dict(state_dict)
-        self.state = self.inner.state
-        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            outer.update(_options_of(inner))
+        self._take_options()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _inner_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _options_of(group) | {"params": [self.piece(p) for p in group["params"]]}
+        """Pieces that are empty are left out: they would cost state, and some optimizers fail."""
+        pieces = [self.piece(p) for p in group["params"]]
+        return _options_of(group) | {"params": [p for p in pieces if p.numel()] or pieces[:1]}
 
-    def _prepare(self) -> None:
+    def settle(self) -> None:
         """Reduce and unscale, once per step: clipping comes first if there is any."""
         if self._ready:
             return
         self.reduce()
         if self.loss_scale is not None:
-            gradients = [p.grad for p in self.pieces() if p.grad is not None]
-            self._finite = self.loss_scale.unscale_(gradients, self.comm, self.pieces()[0].device)
+            with torch._C.DisableTorchFunctionSubclass():
+                gradients = [p.grad for p in self.pieces() if p.grad is not None]
+                device = self.pieces()[0].device
+                self._finite = self.loss_scale.unscale_(gradients, self.comm, device)
         self._ready = True
 
 
@@ -163,34 +203,62 @@ def check_elementwise(
 ) -> None:
     """Raise TypeError unless each element's update depends on that element alone.
 
-    Found by trying: two steps on a 2x4 parameter must equal two steps on its rows and on its
-    columns laid flat. Muon (matrices), Adafactor (row and column means) and L-BFGS (inner products)
-    do not.
+    Found by trying: a 2x4 parameter is cut as ranks would cut it, each part has an optimizer of its
+    own, and three steps of all must do what three steps on the whole do, and leave the same numbers
+    in the groups. Muon (matrices), Adafactor (row and column means), L-BFGS (inner products),
+    Prodigy (sums over all parameters) and whatever divides by a global norm do not.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     values = torch.linspace(-1.0, 1.0, 8, device=device).view(2, 4)
     grads = torch.linspace(0.5, -2.5, 8, device=device).view(2, 4) ** 3
-    cuts = (lambda t: [t], lambda t: [t[0], t[1]], lambda t: [t.flatten()[:3], t.flatten()[3:]])
+    cuts = (
+        lambda t: [[t]],
+        lambda t: [[t[0]], [t[1]]],  # a row each
+        lambda t: [[t.flatten()[:3]], [t.flatten()[3:], t.flatten()[:0]]],  # and one holds nothing
+    )
     optimizer_class([nn.Parameter(values.clone())], **options)  # wrong options raise as they are
-    results = []
+    first: list[Any] = []
     for cut in cuts:
-        parts = [nn.Parameter(part.clone()) for part in cut(values)]
         try:
-            optimizer = optimizer_class(parts, **options)
-            for _ in range(2):
-                for part, grad in zip(parts, cut(grads), strict=True):
-                    part.grad = grad.clone()
-                optimizer.step()
-        except (TypeError, RuntimeError, ValueError) as error:
+            pairs = zip(cut(values), cut(grads), strict=True)
+            ranks = [_try(optimizer_class, options, *pair) for pair in pairs]
+        except Exception as error:
             raise TypeError(_unsupported(name, f"it fails on one ({error})")) from error
-        results.append(torch.cat([part.detach().flatten() for part in parts]))
-    if not all(torch.allclose(results[0], other) for other in results[1:]):
-        raise TypeError(_unsupported(name, "an element's update depends on other elements"))
+        first = first or [torch.cat([after for after, _ in ranks]), ranks[0][1]]
+        if not torch.allclose(first[0], torch.cat([after for after, _ in ranks])):
+            raise TypeError(_unsupported(name, "an element's update depends on other elements"))
+        for key, value in first[1].items():
+            if not all(_same(value, numbers.get(key)) for _, numbers in ranks):
+                raise TypeError(_unsupported(name, f"its {key!r} depends on all elements"))
+
+
+def _try(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    values: list[Tensor],
+    grads: list[Tensor],
+) -> tuple[Tensor, dict[str, Any]]:
+    """Three steps of one rank: its elements, and the options of its group, afterwards."""
+    parts = [nn.Parameter(part.clone()) for part in values]
+    optimizer = optimizer_class(parts, **options)
+    getattr(optimizer, "train", int)()  # schedule-free ones have two modes
+    for _ in range(3):
+        for part, grad in zip(parts, grads, strict=True):
+            part.grad = grad.clone()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in parts]), _options_of(optimizer.param_groups[0])
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor | float) and isinstance(b, Tensor | float):
+        a, b = (torch.as_tensor(x, dtype=torch.double, device="cpu") for x in (a, b))
+        return torch.allclose(a, b, atol=0)
+    return a == b
 
 
 def _unsupported(name: str, reason: str) -> str:
     return (
         f"{name} cannot step on a shard: {reason}. Cure: take an optimizer that works element by "
-        "element (SGD, Adagrad, RMSprop, Adam, AdamW), or stage 0, where every rank holds whole "
-        "parameters."
+        "element (SGD, Adagrad, RMSprop, Adam, AdamW), or stage 0 without mixed_precision and "
+        "offload, where every rank holds whole parameters."
     )

@@ -14,7 +14,7 @@ Whatever the stage, the loop that follows is plain PyTorch:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,7 +33,7 @@ from .zero1 import ZeRO1
 from .zero2 import ZeRO2
 from .zero3 import ZeRO3
 
-ParamGroups = Callable[[nn.Module], list[dict[str, Any]]]
+ParamGroups = Callable[[nn.Module], Iterable[Any]]
 
 
 class ReplicaOf(Replica):
@@ -46,6 +46,26 @@ class ReplicaOf(Replica):
     def no_sync(self) -> AbstractContextManager[None]:
         """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
         return self._no_sync()
+
+
+class ShardsOf(ShardedOptimizer):
+    """The optimizer of ZeRO-3: its parameters are the shards of `model`."""
+
+    def __init__(self, model: ZeRO3, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._model = model
+        for flat in model.flats:
+            flat.owner = self
+
+    def publish(self) -> None:
+        """Units that are whole have become stale."""
+        for unit in self._model.units:
+            unit.free()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for param in (param for flat in self._model.flats for param in flat.params):
+            param.grad = None  # whole, from backwards under no_sync
 
 
 def parallelize(
@@ -79,12 +99,15 @@ def parallelize(
             hybrid sharding.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
-            copies. fp16 gets a dynamic loss scale.
+            copies. fp16 gets a dynamic loss scale, which gradients of stage 0 carry until
+            `optimizer.clip_grad_norm_` or `step`. What is changed in parameters, in place or by
+            `.data`, reaches the masters, rounded as compute has it.
         reduce_dtype: in which gradients travel; default: that of compute.
         loss_scale: fp16 only: your own `LossScale` in place of the default one.
         offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.
-        param_groups: `f(module)` returns groups of the module's parameters with their options, as
-            for any torch optimizer; it is called before sharding, so shapes can be asked.
+        param_groups: `f(module)` returns parameters of the module, or groups of them with their
+            options, as for any torch optimizer; it is called before sharding, so shapes can be
+            asked.
         broadcast_buffers, units, reshard_after_forward, prefetch, init_fn, device: see `DDP` and
             `ZeRO3`.
         optimizer_kwargs: for optimizer_class.
@@ -114,8 +137,7 @@ def parallelize(
             device=device,
             **casts,
         )
-        options |= {"waiting": [param for flat in model.flats for param in flat.params]}
-        optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, comm=comm, **options)
+        optimizer = ShardsOf(model, _found(module, groups), optimizer_class, comm=comm, **options)
     elif row.optimizer is Placement.SHARD:
         zero = ZeRO2 if row.gradient is Placement.SHARD else ZeRO1
         options |= {"mesh": comm, "bucket_mb": bucket_mb, "keep": keep, **casts}
@@ -127,8 +149,10 @@ def parallelize(
             optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, **options)
         else:  # the masters of ZeRO-1, in a shard that is the whole
             comm.broadcast(list(module.parameters()))
-            options |= {"mesh": Comm.alone(), "keep": keep, **casts, "reduce_dtype": None}
+            options |= {"mesh": Comm.alone(), "keep": keep, **casts}
             optimizer = ZeRO1(_found(module, groups), optimizer_class, **options)
+            for param in module.parameters():
+                param.grad_dtype = None  # the mean, in reduce_dtype, is what masters are stepped by
         model = DDP(
             module,
             mesh=comm,
@@ -171,9 +195,12 @@ def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[d
         )
     if param_groups is None:
         return [{"params": [name for param, name in names.items() if param.requires_grad]}]
-    groups, seen = [], set()
-    for group in param_groups(module):
-        params = list(group["params"])
+    given, groups, seen = list(param_groups(module)), [], set()
+    if given and isinstance(given[0], torch.Tensor):
+        given = [{"params": given}]
+    for group in given:
+        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
+        params = list(params)
         strangers = [p for p in params if p not in names]
         if strangers:
             raise ValueError(

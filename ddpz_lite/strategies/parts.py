@@ -84,6 +84,7 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
     """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
+        flat.absorb()
         for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
             flat_of |= {id(param): (flat, index) for param in pair}
     held = {}

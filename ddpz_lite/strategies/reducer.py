@@ -10,7 +10,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch.autograd import Variable
 
 from .comm import Comm, Handle
 from .flat import Layout, travels_as
+from .gradient import own_grad, set_own_grad
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -32,7 +33,10 @@ class HookPerBucket(Protocol):
 
 
 class Bucket:
-    """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat."""
+    """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat.
+
+    sparse: those of `params` whose `.grad` is sparse; they travel dense.
+    """
 
     def __init__(
         self,
@@ -40,8 +44,9 @@ class Bucket:
         comm: Comm,
         reduce_dtype: torch.dtype | None = None,
         hook: CommHook | HookPerBucket | None = None,
+        sparse: Collection[nn.Parameter] = (),
     ) -> None:
-        self.params, self.comm = params, comm
+        self.params, self.comm, self.sparse = params, comm, sparse
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded
         dtype = travels_as(params[0].dtype, reduce_dtype)
@@ -55,14 +60,14 @@ class Bucket:
 
     def collect(self, index: int, param: nn.Parameter) -> None:
         """Move the gradient into the bucket; afterwards `param.grad` is the view."""
-        view = self.views[index]
-        if param.grad is view:  # accumulated in place under no_sync
+        view, grad = self.views[index], own_grad(param)
+        if grad is view:  # accumulated in place under no_sync
             view.mul_(self._scale)
-        elif param.grad.dtype == view.dtype:
-            torch.mul(param.grad.detach(), self._scale, out=view)
-            param.grad = view
+        elif grad.dtype == view.dtype and not grad.is_sparse:
+            torch.mul(grad.detach(), self._scale, out=view)
+            set_own_grad(param, view)
         else:
-            view.copy_(param.grad).mul_(self._scale)
+            view.copy_(grad.to_dense()).mul_(self._scale)
 
     def reduce(self, missing: list[int]) -> None:
         """Start the all-reduce; parameters without a gradient count as zero."""
@@ -86,10 +91,9 @@ class Bucket:
         for index, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
             if used is not None and not used[index]:
                 continue
-            if param.dtype == view.dtype:
-                param.grad = view
-            else:
-                param.grad = view.to(param.dtype)
+            fits = param.grad_dtype in (None, view.dtype)
+            grad = view if fits else view.to(param.dtype)
+            set_own_grad(param, grad.to_sparse(1) if param in self.sparse else grad)
         self._missing, self._handles = [], []
 
     def forget(self) -> None:
@@ -188,7 +192,7 @@ class Reducer:
     def _end(self) -> None:
         for bucket, arrived in zip(self.buckets, self._arrived, strict=True):
             for i, param in enumerate(bucket.params):
-                if i not in arrived and param.grad is not None:  # from backwards under no_sync
+                if i not in arrived and own_grad(param) is not None:  # from backwards under no_sync
                     arrived.add(i)
                     bucket.collect(i, param)
         self._release(only_full=False)

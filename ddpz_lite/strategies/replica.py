@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -106,6 +107,23 @@ def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
     sizes = [b.numel() * b.element_size() for b in buffers]
     for buffer, data in zip(buffers, flat.split(sizes), strict=True):
         buffer.data.copy_(data.clone().view(buffer.dtype).view(buffer.shape))  # no new version
+
+
+def check_separate(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError if two parameters share memory without being the same: they would be cut."""
+    spans = []
+    for name, param in {param: (name, param) for name, param in named}.values():
+        if param.numel() and not param.is_meta:
+            reach = sum((n - 1) * step for n, step in zip(param.shape, param.stride(), strict=True))
+            start, size = param.storage_offset(), param.element_size()
+            storage = param.untyped_storage()._cdata
+            spans.append((storage, start * size, (start + reach + 1) * size, name))
+    for (one, _, stop, name), (other, start, _, also) in pairwise(sorted(spans)):
+        if one == other and start < stop:
+            raise ValueError(
+                f"{name} and {also} share memory but are two parameters, so each would train a "
+                "copy of its own. Cure: one Parameter in both places, or clone() one; or stage 0."
+            )
 
 
 def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:

@@ -5,8 +5,9 @@ rank's shard, and gathers the parameters (Shard to Replicate). The two together 
 all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
 so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
-Gradients stay in `param.grad`, of this rank alone, until `step()`; so accumulation over several
-backwards costs nothing and needs no `no_sync`.
+Gradients stay in `param.grad`, of this rank alone, until `step()`, or until somebody reads or
+changes them (see `gradient`); so accumulation over several backwards costs nothing and needs no
+`no_sync`.
 
 Source: Rajbhandari et al. 2020, section 5.1 (P_os).
 """
@@ -23,9 +24,10 @@ from torch import Tensor, nn
 
 from .comm import Comm
 from .flat import Flat
+from .gradient import own_grad, set_own_grad
 from .optim import Scaler, ShardedOptimizer
 from .reducer import buckets_of
-from .replica import check_frozen
+from .replica import check_frozen, check_separate
 
 
 class ZeRO1(ShardedOptimizer):
@@ -49,6 +51,8 @@ class ZeRO1(ShardedOptimizer):
 
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
+
+    reduces_later = True
 
     def __init__(
         self,
@@ -80,8 +84,9 @@ class ZeRO1(ShardedOptimizer):
         params = [p for group in groups for p in group["params"]]
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
         self.comm.check_equal("the optimizer's parameters", lines)
-        self.comm.broadcast(params)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
+        check_separate(shapes)
+        self.comm.broadcast(params)
         self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
         cast = [p for p in params if p not in self._keep]
         kept = [p for p in params if p in self._keep]
@@ -89,6 +94,7 @@ class ZeRO1(ShardedOptimizer):
         for some, options in ((cast, self._flat_options), (kept, as_they_are)):
             for bucket in buckets_of(some, self._bucket_mb):
                 flat = Flat(bucket, self.comm, **options)
+                flat.owner = self
                 self.flats.append(flat)
                 self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
 
@@ -96,35 +102,38 @@ class ZeRO1(ShardedOptimizer):
         return self._piece_of.get(param, param)
 
     def reduce(self) -> None:
-        """Each gradient is copied once, to be sent; two buckets are under way at a time."""
-        self._drop_shards()
-        for flat, before_last in zip(self.flats, [None, None, *self.flats], strict=False):
+        """Each gradient is copied once, to be sent, and freed; two buckets at a time."""
+        flats = self._to_reduce()
+        for flat, before_last in zip(flats, [None, None, *flats], strict=False):
             for index, param in enumerate(flat.params):
-                if param.grad is not None:
-                    flat.collect(index, param.grad)
+                if (grad := own_grad(param)) is not None:
+                    flat.collect(index, grad)
+                    set_own_grad(param, None)
             if before_last is not None:
                 before_last.reduced()
             flat.reduce()
-        for flat in self.flats[-2:]:
+        for flat in flats[-2:]:
             flat.reduced()
 
-    def _prepare(self) -> None:
-        check_frozen(self._frozen)
-        if self._ready and self._reduced != self._gradients():
-            raise RuntimeError(
-                "gradients changed after clip_grad_norm_, which has reduced them already. Cure: "
-                "clip once, after the last backward."
-            )
-        super()._prepare()
-        self._reduced = self._gradients()
+    def _to_reduce(self) -> list[Flat]:
+        return self.flats
 
-    def _gradients(self) -> list[tuple[int, int] | None]:
-        """Which gradients there are, and how often each was changed in place."""
-        grads = [p.grad for flat in self.flats for p in flat.params]
-        return [None if grad is None else (id(grad), grad._version) for grad in grads]
+    def waits(self) -> bool:
+        """Whether this rank has gradients of its own that were not reduced."""
+        return any(own_grad(p) is not None for f in self.flats for p in f.params)
+
+    def settle(self) -> None:
+        check_frozen(self._frozen)
+        if self._ready and self.waits():
+            if self.loss_scale is not None:
+                raise RuntimeError(
+                    "a backward after clip_grad_norm_, which has unscaled the gradients before it. "
+                    "Cure: clip once, after the last backward."
+                )
+            self.reduce()
+        super().settle()
 
     def publish(self) -> None:
-        self._drop_shards()
         self.gather()
 
     def gather(self) -> None:
@@ -138,12 +147,6 @@ class ZeRO1(ShardedOptimizer):
     def no_sync(self) -> Iterator[None]:
         """Changes nothing: gradients are only ever reduced in `step()`."""
         yield
-
-    def _drop_shards(self) -> None:
-        """The shards of the gradient live only inside a step."""
-        for flat in self.flats:
-            for piece in flat.pieces:
-                piece.grad = None
 
     def memory_extra(self) -> dict[str, list[Tensor]]:
         return {"transient": [t for flat in self.flats for t in flat.transient()]}

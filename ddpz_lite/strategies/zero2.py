@@ -1,6 +1,6 @@
 """ZeRO-2: gradients are sharded too. Each bucket is reduced while backward runs, and freed.
 
-After `backward()` no parameter has a `.grad`: the mean lies in shards, on the optimizer's pieces.
+After `backward()` the mean lies in shards, on the optimizer's pieces; see `gradient` for `.grad`.
 At no time does a rank hold all gradients: two buckets at most are on their way.
 
 Accumulation has a price, and two ways to pay it. By default every backward reduces and adds to the
@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from .flat import Flat
+from .gradient import own_grad, set_own_grad
 from .reducer import Reducer
 from .zero1 import ZeRO1
 
@@ -30,8 +31,8 @@ class Shards:
         self.flat, self.params = flat, flat.params
 
     def collect(self, index: int, param: nn.Parameter) -> None:
-        self.flat.collect(index, param.grad)
-        param.grad = None
+        self.flat.collect(index, own_grad(param))
+        set_own_grad(param, None)
 
     def reduce(self, missing: list[int]) -> None:
         self.flat.reduce()  # knows what is missing
@@ -41,10 +42,9 @@ class Shards:
 
 
 class ZeRO2(ZeRO1):
-    """ZeRO-1 whose gradients are reduced to shards during backward; same arguments, same use.
+    """ZeRO-1 whose gradients are reduced to shards during backward; same arguments, same use."""
 
-    Use this optimizer's `zero_grad()`, not the module's: gradients are on its pieces.
-    """
+    reduces_later = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._reducer = Reducer([], in_flight=2)
@@ -55,17 +55,15 @@ class ZeRO2(ZeRO1):
         super().adopt(groups)
         self._reducer.add([Shards(flat) for flat in self.flats[known:]])
 
-    def reduce(self) -> None:
-        """Nothing to do: backward has reduced."""
+    def _to_reduce(self) -> list[Flat]:
+        """Backward has reduced, but for what was assigned to `.grad`, or left by `no_sync`."""
+        return [f for f in self.flats if any(own_grad(p) is not None for p in f.params)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._reducer.reset()
         for flat in self.flats:
             flat.forget()
-
-    def publish(self) -> None:
-        self.gather()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -38,7 +38,7 @@ from .comm import Comm
 from .flat import Flat
 from .precision import keeps_dtype
 from .reducer import new_backward
-from .replica import Replica, check_hooks
+from .replica import Replica, check_hooks, check_separate
 from .schedule import Schedule
 from .units import Backward, Builder, Held, Slot, Unit, Units, Watched, is_called, split
 
@@ -94,6 +94,7 @@ class ZeRO3(Replica):
         device: torch.device | str | None = None,
     ) -> None:
         check_hooks(module, sharded=True)
+        check_separate(module.named_parameters())
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
         self.reshard_after_forward = reshard_after_forward
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
@@ -421,7 +422,7 @@ class ZeRO3(Replica):
             yield self.module
             if writeback:
                 for flat in self.flats:
-                    flat.shard.copy_(self.comm.shard(flat.full))
+                    flat.write_back()
         finally:
             for unit in self.units:
                 unit.dismiss()

@@ -176,6 +176,7 @@ def loop(
 ) -> None:
     """The plain loop; `losses(i)` gives the terms of micro-batch i, each with its own backward."""
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if recipe.grouped else None
+    getattr(optimizer, "train", int)()  # schedule-free ones have two modes
     for step in range(recipe.steps):
         for micro in range(recipe.micro_batches):
             last = micro == recipe.micro_batches - 1
@@ -195,7 +196,12 @@ def build(case: Case) -> nn.Module:
     return case.build()
 
 
-def reference(case: Case, recipe: Recipe, world: int) -> dict[str, Tensor]:
+def reference(
+    case: Case,
+    recipe: Recipe,
+    world: int,
+    clip_by: Callable[[nn.Module], Any] | None = None,
+) -> dict[str, Tensor]:
     """One process. On the whole batch, or rank by rank where a sample's neighbours matter."""
     model, data = build(case), batches(case, recipe, world)
     params = groups(model) if recipe.grouped else [p for p in model.parameters() if p.requires_grad]
@@ -214,7 +220,10 @@ def reference(case: Case, recipe: Recipe, world: int) -> dict[str, Tensor]:
         buffers[:] = [b.clone() for b in model.buffers()]
 
     def clip() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, recipe.norm_type)
+        if clip_by is not None:
+            clip_by(model)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, recipe.norm_type)
 
     loop(model, optimizer, clip, recipe, losses)
     return {name: value.clone() for name, value in model.state_dict().items()}

@@ -50,3 +50,22 @@ def test_no_gradients_and_bad_numbers():
         clip_grad_norm_([], -1.0)
     with pytest.raises(ValueError, match="norm_type must be positive"):
         clip_grad_norm_([], 1.0, 0.0)
+
+
+def large_and_exact() -> dict[str, object]:
+    comm, out = Comm(), {}
+    param = nn.Parameter(torch.zeros(1, dtype=torch.double))
+    param.grad = torch.full((1,), 1 + 2.0**-40, dtype=torch.double)
+    norm = clip_grad_norm_([param], 1.0, float("inf"), comm)
+    out["float64"] = norm.dtype is torch.double and norm.item() == 1 + 2.0**-40
+    param = nn.Parameter(torch.zeros(1))
+    param.grad = torch.full((1,), 2.0**65)  # its square is more than fp32 has
+    norm = clip_grad_norm_([param], 1.0, 2.0, comm)
+    out["large"] = norm.item() == pytest.approx(2.0**65 * comm.world**0.5)
+    out["clipped"] = param.grad.item() == pytest.approx(comm.world**-0.5)
+    return out
+
+
+def test_norms_of_float64_and_above_the_root_of_fp32():
+    for out in dz.launch(large_and_exact, 2, record=False):
+        assert all(out.values()), out

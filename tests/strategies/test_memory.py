@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ddpz_lite.meter import memory
 from ddpz_lite.model import MLP
-from ddpz_lite.placement import zero_memory
+from ddpz_lite.placement import MIXED, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
 
 pytestmark = pytest.mark.slow
@@ -58,10 +58,8 @@ def test_held_bytes_are_the_formula(fake_world, stage, half):
         held = memory(model, optimizer)  # with gradients, and from the second step with state
         optimizer.step()
     flats = model.flats
-    if half is None or stage == 3:  # ZeRO-3 keeps fp32 shards, and gathers them in bf16
-        expected = zero_memory(psi, fake_world, stage, 4, 4, 8)
-    else:  # whole gradients in bf16, sharded ones in fp32
-        expected = zero_memory(psi, fake_world, stage, 2, 4 if stage == 2 else 2, 12)
+    sizes = (4, 4, 8) if half is None else MIXED[stage]
+    expected = zero_memory(psi, fake_world, stage, *sizes)
     # per flat buffer: padding below one element per rank, in each of 4 tensors, whole or sharded;
     # the flags of the gradient; per parameter two step counters of 4 bytes
     slack = sum(4 * (4 * fake_world + len(flat.params)) for flat in flats)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,46 +53,62 @@ def save_checkpoint(
     another group of ranks, saves to this folder.
     """
     comm = comm_of(model, optimizer)
-    held = held_by(model, optimizer)
-
-    def content() -> tuple[dict[str, Any], bytes]:
-        check_extra(extra if index(comm) == 0 else {})
-        return _tensors(model, optimizer, held, comm.rank), _options(model, optimizer, extra, comm)
-
-    tensors, options = together(comm, content)
-    with saving(Path(path), {name: here.shape for name, here in held.items()}, comm) as folder:
-        together(comm, lambda: _write(folder, tensors, options, comm))
+    save_content(path, content_of(model, optimizer, extra, comm), comm)
 
 
-def _options(
+@dataclass
+class Content:
+    """What this rank writes of a checkpoint. Its tensors are the model's own until `copy`."""
+
+    tensors: dict[str, Part | Tensor]
+    options: bytes  # what is no tensor of the model: the first rank's, empty on the others
+    random: bytes
+    shapes: dict[str, list[int]]
+
+    def copy(self) -> Content:
+        """The same with tensors of its own, in the memory of the host."""
+
+        def copied(value: Part | Tensor) -> Part | Tensor:
+            own = _tensor(value).detach().to("cpu", copy=True)
+            return Part(own, value.start, value.total) if isinstance(value, Part) else own
+
+        return replace(self, tensors={name: copied(t) for name, t in self.tensors.items()})
+
+
+def content_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: dict[str, Any], comm: Comm
-) -> bytes:
-    """What is no tensor of the model: rank 0's, empty on the others."""
-    loss_scale = _loss_scale(optimizer)
-    return (
-        b""
-        if index(comm)
-        else pack(
-            {
-                "extra": extra,
-                "groups": _group_options(model, optimizer),
-                "loss_scale": asdict(loss_scale) if loss_scale else None,
-            }
-        )
-    )
+) -> Content:
+    """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
+
+    def found() -> Content:
+        held, loss_scale, options = held_by(model, optimizer), _loss_scale(optimizer), b""
+        if index(comm) == 0:
+            check_extra(extra)
+            groups = _group_options(model, optimizer)
+            scale = asdict(loss_scale) if loss_scale else None
+            options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
+        shapes = {name: here.shape for name, here in held.items()}
+        tensors = _tensors(model, optimizer, held, comm.rank)
+        return Content(tensors, options, pack(rng_state()), shapes)
+
+    return together(comm, found)
 
 
-def _write(folder: Path, tensors: dict[str, Any], options: bytes, comm: Comm) -> None:
+def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
+    """Write it to the folder `path`, all ranks of `comm` together."""
+    with saving(Path(path), content.shapes, comm) as folder:
+        together(comm, lambda: _write(folder, content, comm))
+
+
+def _write(folder: Path, content: Content, comm: Comm) -> None:
     """This rank's files; all replicas hold the same tensors, so the first writes them."""
     if index(comm) < comm.world:
         writer = dcp.FileSystemWriter(folder, sync_files=True)
-        planner = _SavePlanner(flatten_state_dict=False)
-        _dcp(
-            lambda **ranks: dcp.save(tensors, storage_writer=writer, planner=planner, **ranks), comm
-        )
-    write(folder / f"rng-{index(comm)}.pt", pack(rng_state()))
-    if options:
-        write(folder / "extra.pt", options)
+        how = {"storage_writer": writer, "planner": _SavePlanner(flatten_state_dict=False)}
+        _dcp(lambda **ranks: dcp.save(content.tensors, **how, **ranks), comm)
+    write(folder / f"rng-{index(comm)}.pt", content.random)
+    if content.options:
+        write(folder / "extra.pt", content.options)
 
 
 @torch.no_grad()
@@ -185,9 +201,11 @@ def _dcp(call: Callable[..., None], comm: Comm) -> None:
     It raises on all ranks what happened on one. One process alone is no mistake: it warns.
     """
     try:
+        if comm.world > 1:
+            return call(process_group=comm.group)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            call(process_group=comm.group, no_dist=comm.world == 1)
+            call(no_dist=True)
     except CheckpointException as error:
         rank, (first, _) = min(error.failures.items())
         kind = OSError if isinstance(first, OSError) else ValueError

@@ -438,6 +438,12 @@ def reshard(read, keys, saved, world, names):
             loses=RATES,
         ),
         Wrong(
+            "the schedule's count forgotten",
+            resume(schedule=""),
+            says="the schedule has a state",
+            loses=RATES,
+        ),
+        Wrong(
             "the optimizer forgotten",
             resume(
                 optimizer="",
@@ -515,7 +521,22 @@ PROMISES = {
 
 # ---- mutants of the solution that are right ----
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+ALL_RANKS = "the disk takes one operation after the other, so the same ones by all ranks do no harm"
+EQUIVALENT = {
+    "13.atomic_save": {
+        "`self.disk.barrier()` -> twice": "to meet once more changes nothing",
+        "`self.disk.barrier()` -> twice (#2)": "the same",
+        "`if dist.get_rank() == 0: self.disk.write('kept.new', kept...` -> if True": ALL_RANKS,
+        "`dist.get_rank()` -> `0`": ALL_RANKS,
+        "`if dist.get_rank() == 0: for name in self.disk.names(): i...` -> if True": ALL_RANKS,
+        "`dist.get_rank()` -> `0` (#2)": ALL_RANKS,
+        "`for name in self.disk.names(): if '-' in name and int(nam...` -> [:-1]": "names come in "
+        "order, and the last one is always 'kept'",
+    },
+    "13.resume": {
+        "`dist.all_gather_object(random, torch.get_rng_state())` -> twice": "the same list again",
+    },
+}
 
 # ---- right answers that look different from the solution ----
 

@@ -228,6 +228,8 @@ def reshard(answer: Callable[..., Any], *, checkpoints: list[dict[str, Any]]) ->
         files, taken = checkpoint["files"], []
 
         def read(rank: int, key: str, start: int, stop: int, files=files, taken=taken) -> Any:
+            if not 0 <= rank < len(files):
+                raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
             shard = files[rank][key]
             if not 0 <= start <= stop <= len(shard):
                 raise ValueError(
@@ -277,7 +279,7 @@ def _new_run(start: dict[str, torch.Tensor], seed: int, lr: float) -> SimpleName
     return SimpleNamespace(
         model=model,
         optimizer=optimizer,
-        schedule=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5),  # it counts by itself
         dice=torch.Generator(),
         order=[],
         at=0,

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from ddpz_lite.cli.shared import UserError
-from ddpz_lite.trainer.recipe import Recipe, flag_of
+from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
 
 RANKS = 2  # where torchrun has not decided
 LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
-METAVARS = {int: "N", float: "X", str: "PATH"}
+METAVARS = {int: "N", float: "X", str: "PATH", steps_or_auto: "N|auto"}
 EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
-          ddpz train --stage 3 --checkpoint runs/a --every 50 --resume
+          ddpz train --stage 3 --checkpoint runs/a --save-every 50 --resume
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite.cli train \\
-              --stage 3 --checkpoint runs/a --every 50 --resume
+              --stage 3 --checkpoint runs/a --save-every auto --resume
 
 The last two go on from the newest good checkpoint, bit for bit, whatever killed them.
 """

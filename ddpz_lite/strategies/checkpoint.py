@@ -5,32 +5,35 @@ Every strategy sees a parameter in the same way: a range of its elements, flat, 
 each tensor of its optimizer state, and `torch.distributed.checkpoint` cuts and joins ranges as the
 reader needs them.
 
-A kill at any moment leaves the last complete checkpoint in its place (`checkpoint_files`). The
-folder must be one that all ranks see.
+A kill at any moment, or a disk that fills on one rank, leaves the last complete checkpoint in its
+place (`checkpoint_folder`). The folder must be one that all ranks see. The ranks that save and load
+are those that the model was parallelized over: groups of ranks with models of their own save each
+to a path of its own.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from .checkpoint_files import current, pack, publish, restore_rng, rng_state, write
+from .checkpoint_files import check_extra, pack, restore_rng, rng_state, write
+from .checkpoint_folder import index, reading, saving
 from .comm import Comm
 from .optim import ShardedOptimizer
-from .parts import Held, Part, check_shapes, flats_of, held_by, plain, refresh, write_back
+from .parts import Held, Part, check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
 from .precision import LossScale
+from .together import together
 
 
 def save_checkpoint(
@@ -41,32 +44,71 @@ def save_checkpoint(
 ) -> None:
     """Write model, optimizer and `extra` to the folder `path`, in place of the checkpoint it held.
 
-    Every rank must call it; it returns on all when the checkpoint counts. Random generators and
-    loss scale are saved too. extra: numbers, strings, tensors, lists, tuples, dicts, rank 0's; give
-    samplers and schedulers as their `state_dict()`.
+    Every rank of the model must call it; it returns on all when the checkpoint counts. Random
+    generators and loss scale are saved too. extra: numbers, strings, tensors, lists, tuples, dicts,
+    rank 0's; give samplers and schedulers as their `state_dict()`.
 
-    Raises TypeError for an `extra` that could not be loaded again without running code.
+    Raises on all ranks, and leaves no files: TypeError for an `extra` that could not be loaded
+    again without running code; OSError if a rank cannot write; RuntimeError if another job, or
+    another group of ranks, saves to this folder.
     """
-    comm = Comm()
-    loss_scale = _loss_scale(optimizer)
-    packed = pack(
-        {
-            "extra": extra,
-            "groups": _group_options(model, optimizer),
-            "loss_scale": asdict(loss_scale) if loss_scale else None,
-        }
-    )
-    held = held_by(model, optimizer)
-    tensors = _tensors(model, optimizer, held, comm.rank)
-    folder = Path(path) / comm.gather_objects(uuid.uuid4().hex)[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = dcp.FileSystemWriter(folder, sync_files=True)
-    with _quiet():
-        dcp.save(tensors, storage_writer=writer, planner=_SavePlanner(flatten_state_dict=False))
-    write(folder / f"rng-{comm.rank}.pt", pack(rng_state()))
-    if comm.rank == 0:
-        write(folder / "extra.pt", packed)
-    publish(folder, {name: here.shape for name, here in held.items()}, comm)
+    comm = comm_of(model, optimizer)
+    save_content(path, content_of(model, optimizer, extra, comm), comm)
+
+
+@dataclass
+class Content:
+    """What this rank writes of a checkpoint. Its tensors are the model's own until `copy`."""
+
+    tensors: dict[str, Part | Tensor]
+    options: bytes  # what is no tensor of the model: the first rank's, empty on the others
+    random: bytes
+    shapes: dict[str, list[int]]
+
+    def copy(self) -> Content:
+        """The same with tensors of its own, in the memory of the host."""
+
+        def copied(value: Part | Tensor) -> Part | Tensor:
+            own = _tensor(value).detach().to("cpu", copy=True)
+            return Part(own, value.start, value.total) if isinstance(value, Part) else own
+
+        return replace(self, tensors={name: copied(t) for name, t in self.tensors.items()})
+
+
+def content_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: dict[str, Any], comm: Comm
+) -> Content:
+    """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
+
+    def found() -> Content:
+        held, loss_scale, options = held_by(model, optimizer), _loss_scale(optimizer), b""
+        if index(comm) == 0:
+            check_extra(extra)
+            groups = _group_options(model, optimizer)
+            scale = asdict(loss_scale) if loss_scale else None
+            options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
+        shapes = {name: here.shape for name, here in held.items()}
+        tensors = _tensors(model, optimizer, held, comm.rank)
+        return Content(tensors, options, pack(rng_state()), shapes)
+
+    return together(comm, found)
+
+
+def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
+    """Write it to the folder `path`, all ranks of `comm` together."""
+    with saving(Path(path), content.shapes, comm) as folder:
+        together(comm, lambda: _write(folder, content, comm))
+
+
+def _write(folder: Path, content: Content, comm: Comm) -> None:
+    """This rank's files; all replicas hold the same tensors, so the first writes them."""
+    if index(comm) < comm.world:
+        writer = dcp.FileSystemWriter(folder, sync_files=True)
+        how = {"storage_writer": writer, "planner": _SavePlanner(flatten_state_dict=False)}
+        _dcp(lambda **ranks: dcp.save(content.tensors, **how, **ranks), comm)
+    write(folder / f"rng-{index(comm)}.pt", content.random)
+    if content.options:
+        write(folder / "extra.pt", content.options)
 
 
 @torch.no_grad()
@@ -77,17 +119,26 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Read a checkpoint into a model and optimizer of any stage and world size; returns `extra`.
 
-    Every rank must call it. Random generators are restored where the world has the same size.
+    Every rank of the model must call it; a job that saves to the folder meanwhile does no harm.
+    Random generators are restored where the world has the same size. State of the optimizer in
+    another floating-point dtype than its parameter is cast to it, as torch's `load_state_dict`
+    does; single numbers, as step counters, stay as they are.
 
-    Raises: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a file is
-    damaged or the checkpoint is of another model.
+    Raises on all ranks: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a
+    file is damaged or the checkpoint is of another model.
     """
-    comm, root = Comm(), Path(path)
-    folder, manifest = current(root, comm)
-    held = held_by(model, optimizer)
-    check_shapes({name: here.shape for name, here in held.items()}, manifest["shapes"], f"{root}")
-    saved = torch.load(folder / "extra.pt", weights_only=True)
-    states = _load_tensors(folder, model, held, optimizer)
+    comm, root = comm_of(model, optimizer), Path(path)
+    with reading(root, comm) as (folder, manifest):
+        held = held_by(model, optimizer)
+        shapes = {name: here.shape for name, here in held.items()}
+        together(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
+        saved = together(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
+        states = together(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
+        same_world = manifest["world"] == comm.size
+        rng_file = folder / f"rng-{index(comm)}.pt"
+        rng = together(
+            comm, lambda: torch.load(rng_file, weights_only=True) if same_world else None
+        )
     if optimizer is not None:
         by_key = {held[name].key: state for name, state in states.items()}
         _restore(model, optimizer, by_key, saved)
@@ -95,8 +146,8 @@ def load_checkpoint(
         write_back(here)
     for flat in flats_of(model, optimizer):
         refresh(flat)
-    if manifest["world"] == comm.world:
-        restore_rng(torch.load(folder / f"rng-{comm.rank}.pt", weights_only=True))
+    if rng is not None:
+        restore_rng(rng)
     return saved["extra"]
 
 
@@ -144,12 +195,21 @@ def _tensors(
     return tensors
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """One process alone is no mistake: torch warns that it is."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
+def _dcp(call: Callable[..., None], comm: Comm) -> None:
+    """Let torch save or load with the ranks of `comm`; its failures are no `Exception`s.
+
+    It raises on all ranks what happened on one. One process alone is no mistake: it warns.
+    """
+    try:
+        if comm.world > 1:
+            return call(process_group=comm.group)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            call(no_dist=True)
+    except CheckpointException as error:
+        rank, (first, _) = min(error.failures.items())
+        kind = OSError if isinstance(first, OSError) else ValueError
+        raise kind(f"rank {rank}: {type(first).__name__}: {first}") from error
 
 
 # -- what an optimizer keeps
@@ -176,6 +236,8 @@ def _empty_state(
             continue
         dtype = meta.properties.dtype
         if meta.size:
+            if dtype.is_floating_point and here.key.is_floating_point():
+                dtype = here.key.dtype
             room = torch.zeros(here.key.shape, dtype=dtype, device=here.key.device)
         else:  # a step counter
             device = here.key.device if on_device.get(id(here.key)) else "cpu"
@@ -189,6 +251,7 @@ def _load_tensors(
     model: nn.Module,
     held: dict[str, Held],
     optimizer: torch.optim.Optimizer | None,
+    comm: Comm,
 ) -> dict[str, dict[str, Tensor]]:
     """Read parameters and buffers into the model; returns the optimizer's state by parameter."""
     reader = dcp.FileSystemReader(folder)
@@ -203,8 +266,8 @@ def _load_tensors(
             full_key = f"optimizer/{name}/{key}"
             is_cut = bool(metadata[full_key].size)
             tensors[full_key] = held[name].part.like(value) if is_cut else value
-    with _quiet():
-        dcp.load(tensors, storage_reader=reader, planner=_LoadPlanner(flatten_state_dict=False))
+    planner = _LoadPlanner(flatten_state_dict=False)
+    _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
     return states
 
 

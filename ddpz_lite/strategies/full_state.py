@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .comm import Comm
-from .parts import check_shapes, flats_of, held_by, plain, refresh, write_back
+from .checkpoint_folder import claim, index
+from .parts import check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
+from .together import together
 
 
 @torch.no_grad()
@@ -65,14 +69,29 @@ def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
         if dist.get_rank() == 0:
             model.module.config.save_pretrained(folder)  # then Class.from_pretrained(folder)
 
-    Every rank must call it, and holds the whole state on the host meanwhile; rank 0 writes, to a
-    new file that replaces an old one at once. Tied parameters are written under each of their
-    names. It is for models that are done: to go on training, save_checkpoint.
+    Every rank of the model must call it, and holds the whole state on the host meanwhile; the first
+    writes, to a new file that replaces an old one at once. Tied parameters are written under each
+    of their names. It is for models that are done: to go on training, save_checkpoint.
+
+    Raises on all ranks, and leaves no file: OSError if it cannot be written; RuntimeError if
+    another group of ranks saves to this path.
     """
-    path, comm = Path(path), Comm()
+    path, comm = Path(path), comm_of(model)
+    ranks = comm.gather_objects(dist.get_rank() if dist.is_initialized() else 0)
     state = {name: value.contiguous() for name, value in full_state_dict(model).items()}
-    if comm.rank == 0:
-        new = path.with_name(path.name + ".new")
-        save_file(state, new, metadata={"format": "pt"})  # transformers asks for the format
-        os.replace(new, path)
-    comm.gather_objects(None)  # the file is there when any rank returns
+
+    def write() -> None:
+        claim(path, ranks)
+        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
+        try:
+            save_file(state, new, metadata={"format": "pt"})  # transformers asks for the format
+            os.replace(new, path)
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"{path} was not saved: {error}. Cure: make room, or a folder that can be written."
+            ) from error
+        finally:
+            if new.exists():
+                new.unlink()
+
+    together(comm, write if index(comm) == 0 else lambda: None)  # there when any rank returns

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from .comm import Comm
 from .flat import Flat
 from .optim import ShardedOptimizer
 from .replica import Replica
@@ -75,6 +76,13 @@ def flats_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     return flats or (optimizer.flats if isinstance(optimizer, ShardedOptimizer) else [])
 
 
+def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Comm:
+    """The ranks that hold this model together: those it was sharded over, else the world."""
+    if isinstance(model, Replica):
+        return model.comm
+    return optimizer.comm if isinstance(optimizer, ShardedOptimizer) else Comm()
+
+
 def plain(model: nn.Module) -> nn.Module:
     """The user's module."""
     return model.module if isinstance(model, Replica) else model
@@ -117,7 +125,11 @@ def check_shapes(model: Mapping[str, list[int]], other: Mapping[str, list[int]],
         here, there = model.get(name), other.get(name)
         if here != there:
             raise ValueError(
-                f"{what} is of another model: {name} has shape {there or 'none'} there and "
-                f"{here or 'none'} in the model. Cure: build the model with the configuration "
+                f"{what} is of another model: {name} has shape {_told(there)} there and "
+                f"{_told(here)} in the model. Cure: build the model with the configuration "
                 "that was saved."
             )
+
+
+def _told(shape: list[int] | None) -> str:
+    return "none" if shape is None else f"{list(shape)}"

@@ -72,9 +72,9 @@ def train(recipe: Recipe) -> dict[str, Any]:
             log.report(step, optimizer, norm)
         if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
             log.validated(step, validation_loss(recipe, model, text, device, comm))
-        if recipe.checkpoint and (step == recipe.steps or step % recipe.every == 0):
+        if recipe.checkpoint and (step == recipe.steps or saver.due(step)):
             log.collect(step)  # finds a loss that is no number, so that such a run is not saved
-            saver.save(step)
+            saver.save(step, log.say)
 
     sample = write(recipe, model, text, device)
     log.end(sample)

@@ -6,10 +6,11 @@ option has one home: name, default, and the words that explain it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+AUTO = "auto"
 MOST = 2**31 - 1  # of any whole number, so that sums and products of two fit 64 bits
 
 
@@ -18,14 +19,19 @@ def _option(
     default: Any,
     words: str,
     *,
-    kind: type = str,
+    kind: Callable[[str], Any] | None = None,
     at_least: float | None = None,
     choices: Sequence[Any] | None = None,
 ) -> Any:
-    """A field that is an option: `kind` is its type where the default, None, does not tell."""
+    """A field that is an option: `kind` reads it where the type of the default does not tell."""
     about = {"section": section, "words": words, "at_least": at_least, "choices": choices}
-    about["kind"] = kind if default is None else type(default)
+    about["kind"] = kind or (str if default is None else type(default))
     return field(default=default, metadata=about)
+
+
+def steps_or_auto(text: str) -> int | str:
+    """What --save-every takes: "50" or "auto"."""
+    return text if text == AUTO else int(text)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,16 @@ class Recipe:
     seed: int = _option("optimization", 0, "of weights, order and dropout", at_least=0)
 
     checkpoint: str | None = _option("files", None, "folder for checkpoints; all ranks must see it")
-    every: int = _option("files", 100, "steps between two checkpoints", at_least=1)
+    save_every: int | str = _option(
+        "files",
+        100,
+        "steps between two checkpoints; auto: from what a save takes and --failure-hours",
+        kind=steps_or_auto,
+        at_least=1,
+    )
+    failure_hours: float = _option(
+        "files", 24.0, "hours between two failures of the run, for --save-every auto", at_least=0.01
+    )
     resume: bool = _option("files", False, "go on from the newest good checkpoint, if there is one")
     report: int = _option("files", 10, "steps between two lines of progress", at_least=1)
     validate: int = _option("files", 50, "steps between two validations; 0: none", at_least=0)
@@ -75,9 +90,11 @@ class Recipe:
         for option in fields(self):
             value, about = getattr(self, option.name), option.metadata
             flag = flag_of(option.name)
+            if value == AUTO and about["kind"] is steps_or_auto:
+                continue
             if about["at_least"] is not None and not about["at_least"] <= value < float("inf"):
                 raise ValueError(f"{flag} must be at least {about['at_least']}, got {value}")
-            if about["kind"] is int and value > MOST:
+            if about["kind"] in (int, steps_or_auto) and value > MOST:
                 raise ValueError(f"{flag} must be at most {MOST}, got {value}")
             if about["choices"] and value not in about["choices"]:
                 allowed = ", ".join(map(str, about["choices"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,11 @@ from ..data import Corpus, RankSampler
 from ..strategies.checkpoint import load_checkpoint, save_checkpoint
 from ..strategies.comm import Comm
 from ..strategies.optim import ShardedOptimizer
-from .recipe import Recipe
+from .interval import best_interval
+from .recipe import AUTO, Recipe
 
+HOUR = 3600.0  # seconds
+FIRST = 10  # steps until the first save where the interval is found out: it measures both
 KEPT = 2  # the newest, and one more in case the newest is damaged
 
 
@@ -45,8 +49,32 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
+        self._start(0)
 
-    def save(self, step: int) -> None:
+    def due(self, step: int) -> bool:
+        """Whether to save after this step; the same on all ranks."""
+        every = self.recipe.save_every
+        return step >= self._next if every == AUTO else step % every == 0
+
+    def _start(self, step: int) -> None:
+        """Measure steps from here on."""
+        self._since, self._next = (step, time.perf_counter()), step + FIRST
+
+    def save(self, step: int, say: Callable[[str], None] = print) -> None:
+        """Save after a step; where the interval is found out, say when the next save is due."""
+        begun = time.perf_counter()
+        self._write(step)
+        if self.recipe.save_every == AUTO:
+            cost = time.perf_counter() - begun
+            done, since = self._since
+            each = (begun - since) / max(1, step - done)  # seconds
+            wanted = best_interval(cost, HOUR * self.recipe.failure_hours)
+            steps = Comm().gather_objects(max(1, round(wanted / each)))[0]
+            self._start(step)
+            self._next = step + steps
+            say(f"saved step {step} in {cost:.2g} s; the next save is due {steps} steps on")
+
+    def _write(self, step: int) -> None:
         """Write folder/step-<step>, and remove what is older than it and the one before.
 
         Gone too is what a kill left behind. Later ones, which this run could not load, stay.
@@ -76,6 +104,7 @@ class Saver:
             for problem in problems:
                 say(f"skipped {problem}")
             self._go_on(extra)
+            self._start(extra["step"])
             say(f"resumed at step {extra['step']} of {self.recipe.steps}")
             return extra["step"]
         if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from train_state import assert_same, state, write_text
 
 import ddpz_lite as dz
 from ddpz_lite.cli import main
-from ddpz_lite.data import corpus
+from ddpz_lite.data import RankSampler, corpus
 from ddpz_lite.trainer import saving
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.loop import FLOOR, learning_rate, train
-from ddpz_lite.trainer.recipe import Recipe, flag_of
+from ddpz_lite.trainer.interval import best_interval, lost_share
+from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
+from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
 
 # 61 windows: 15 micro-batches of 2 ranks x 2 windows, then one with a single window for rank 0.
 TINY = {"context": 16, "layers": 1, "heads": 2, "width": 8, "batch": 2, "sample": 0, "validate": 0}
@@ -145,7 +147,7 @@ def interrupted(recipe: Recipe, stages: list[tuple[int, str]], folder: str) -> d
 
 def test_resume_is_bit_for_bit_at_each_stage(tmp_path, text):
     """Past the end of an epoch, with dropout, accumulation, and a loss scale that has halved."""
-    recipe = tiny(text, steps=12, every=6, accumulate=2, dropout=0.1, lr=0.01, validate=4)
+    recipe = tiny(text, steps=12, save_every=6, accumulate=2, dropout=0.1, lr=0.01, validate=4)
     stages = [*((s, "fp32") for s in range(4)), (2, "fp16"), (3, "bf16"), (0, "fp16")]
     ranks = dz.launch(interrupted, 2, args=(recipe, stages, str(tmp_path)), record=False)
     for (stage, precision), (whole, first, again) in ranks[0].items():
@@ -176,7 +178,7 @@ def test_the_seed_decides_everything(text):
 
 
 def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, text, capsys):
-    recipe = tiny(text, steps=5, every=1, checkpoint=str(tmp_path / "runs"), resume=True)
+    recipe = tiny(text, steps=5, save_every=1, checkpoint=str(tmp_path / "runs"), resume=True)
     (tmp_path / "runs" / "step-00000001" / "remains").mkdir(parents=True)  # of a kill
     whole = train(recipe)  # with nothing to resume from
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
@@ -225,7 +227,7 @@ def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
 
 @pytest.mark.slow
 def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text):
-    recipe = tiny(text, steps=5, every=1, dropout=0.1, stage=2)
+    recipe = tiny(text, steps=5, save_every=1, dropout=0.1, stage=2)
     undisturbed = replace(recipe, checkpoint=str(tmp_path / "undisturbed"))
     dz.launch(losses, 2, args=(undisturbed,), record=False)
     wanted = state(recipe, tmp_path / "undisturbed" / "step-00000005")
@@ -378,3 +380,40 @@ def test_real_event_files(tmp_path, text):
     result = train(tiny(text, steps=2, report=1, tensorboard=str(tmp_path / "board")))
     board = events.EventAccumulator(str(tmp_path / "board")).Reload()
     assert [e.value for e in board.Scalars("loss")] == pytest.approx(result["losses"])
+
+
+def test_auto_saves_by_young_from_what_a_save_takes(tmp_path, text, monkeypatch):
+    """A step takes one second here and a save two; a failure comes every quarter of an hour."""
+    assert best_interval(60.0, 54 * 24 * 3600 / 466) == pytest.approx(18.3 * 60, rel=0.01)
+    assert lost_share(1096, 60, 10012) == pytest.approx(0.1095, rel=0.01)
+    recipe = tiny(text, checkpoint=str(tmp_path), save_every="auto", failure_hours=0.25)
+    words = corpus(text)
+    gpt, optimizer = shard(recipe, build(recipe, words))
+    now = [0.0]
+    monkeypatch.setattr(saving.time, "perf_counter", lambda: now[0])
+    saver = saving.Saver(recipe, words, gpt, optimizer, RankSampler(9, rank=0, world_size=1))
+    due, said = [], []
+    monkeypatch.setattr(saver, "_write", lambda step: now.__setitem__(0, now[0] + 2))
+    for step in range(1, 150):
+        now[0] += 1
+        if saver.due(step):
+            due.append(step)
+            saver.save(step, said.append)
+    assert due == [10, 70, 130]  # sqrt(2 * 2 * 900) = 60
+    assert said[0] == "saved step 10 in 2 s; the next save is due 60 steps on"
+
+
+def test_auto_trains_and_resumes_on_two_ranks(tmp_path, text):
+    recipe = tiny(text, steps=12, save_every="auto", checkpoint=str(tmp_path), resume=True)
+    whole = dz.launch(train, 2, args=(recipe,), record=False)
+    assert saving.complete(tmp_path)[0].name == "step-00000012"
+    shutil.rmtree(tmp_path / "step-00000012")
+    again = dz.launch(train, 2, args=(recipe,), record=False)[0]
+    assert again["first"] >= 10 and again["losses"] == whole[0]["losses"][again["first"] :]
+
+
+def test_what_save_every_takes():
+    assert Recipe(save_every=steps_or_auto("auto")).save_every == "auto"
+    for value in ("often", "0", str(2**31)):
+        with pytest.raises(ValueError, match=r"--save-every must be|invalid literal"):
+            Recipe(save_every=steps_or_auto(value))

@@ -18,7 +18,7 @@ from leftovers import gone
 from train_state import assert_same, state, write_text
 
 from ddpz_lite.cli import main
-from ddpz_lite.trainer.recipe import Recipe
+from ddpz_lite.trainer.recipe import Recipe, flag_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train_faults.py")
@@ -30,13 +30,13 @@ def recipe_of(folder: Path, **options) -> Recipe:
     """Small enough that an update takes milliseconds; dropout, so that random generators count."""
     text = write_text(folder / "text", length=1090)
     sizes = {"context": 16, "layers": 1, "heads": 2, "width": 8, "batch": 2}
-    return Recipe(text=text, dropout=0.1, accumulate=2, every=EVERY, **sizes | options)
+    return Recipe(text=text, dropout=0.1, accumulate=2, save_every=EVERY, **sizes | options)
 
 
 def words(recipe: Recipe, checkpoint: Path) -> list[str]:
     names = ("text", "context", "layers", "heads", "width", "batch", "dropout", "accumulate")
-    names += ("every", "steps", "stage", "precision", "validate", "sample", "report")
-    said = [word for n in names for word in (f"--{n}", str(getattr(recipe, n)))]
+    names += ("save_every", "steps", "stage", "precision", "validate", "sample", "report")
+    said = [word for n in names for word in (flag_of(n), str(getattr(recipe, n)))]
     return ["train", *said, "--checkpoint", str(checkpoint), "--resume"]
 
 

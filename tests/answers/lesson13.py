@@ -1,0 +1,658 @@
+"""Wrong answers to lesson 13 that people give, and the sentence that each must hear."""
+
+from __future__ import annotations
+
+from answers import Wrong
+
+LOADED = ("what was saved is loaded",)
+KILLS = ("killed at any operation: complete, and the same on all ranks",)
+RETURNS = ("save() returns when the checkpoint counts",)
+GOES_ON = ("saves go on after a kill",)
+TWO = ("two complete checkpoints at any moment",)
+CLEAN = ("nothing else is left",)
+PARAMETERS = ("parameters bit for bit",)
+STATES = ("the optimizer's states too",)
+ORDER = ("tensors in another order",)
+READS = ("a rank reads no more than its shard",)
+SAMPLES = ("every sample once: the place in the epoch",)
+RANDOM = ("every rank's own random numbers",)
+RATES = ("the learning rates of the schedule",)
+LOSSES = ("the same losses, bit for bit",)
+QUIET = ("saving changes nothing",)
+
+SAVE = """
+class Checkpoints:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def kept(self):
+        return self.disk.read("kept") if "kept" in self.disk.names() else []
+
+    def part(self, step):
+        return f"{step}-{dist.get_rank()}"
+
+    def point(self, kept):
+        if dist.get_rank() == 0:
+            self.disk.write("kept.new", kept)
+            self.disk.rename("kept.new", "kept")
+
+    def clean(self, kept):
+        if dist.get_rank() == 0:
+            for name in self.disk.names():
+                if "-" in name and int(name.split("-")[0]) not in kept:
+                    self.disk.remove(name)
+
+    def save(self, step, shard):
+        kept = [*self.kept(), step][-2:]
+%s
+
+    def load(self):
+        kept = self.kept()
+        return (kept[-1], self.disk.read(self.part(kept[-1]))) if kept else None
+"""
+STEPS = (
+    "self.disk.write(self.part(step), shard)",
+    "self.disk.barrier()",
+    "self.point(kept)",
+    "self.disk.barrier()",
+    "self.clean(kept)",
+)
+
+
+def save(*lines, **replaced):
+    source = SAVE % "\n".join(f"        {line}" for line in lines or STEPS)
+    for old, new in replaced.values():
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+RESHARD = """
+def reshard(read, keys, saved, world, names):
+    starts, total = {{}}, 0
+    for name, numel in saved.items():
+        starts[name], total = total, total + numel
+    old, new = {old}, {new}
+    left, result = dist.get_rank() * new, {{}}
+    for key in {keys}:
+        parts, at = [read(0, key, 0, 0)], 0
+        for name in {names}:
+            start = starts[name] + max(left - at, 0)
+            stop = starts[name] + min(left + new - at, saved[name])
+            while start < stop:
+                rank, offset = divmod(start, old)
+                length = min(stop - start, old - offset)
+                parts.append({read})
+                start += length
+            at += saved[name]
+        flat = torch.cat(parts)
+        result[key] = {pad}
+    return result
+"""
+RIGHT_RESHARD = {
+    "old": "-(-total // world)",
+    "new": "-(-total // dist.get_world_size())",
+    "keys": "keys",
+    "names": "names",
+    "read": "read(rank, key, offset, offset + length)",
+    "pad": "torch.nn.functional.pad(flat, (0, new - len(flat)))",
+}
+
+
+def reshard(**wrong):
+    return RESHARD.format(**(RIGHT_RESHARD | wrong))
+
+
+WHOLE = """
+def reshard(read, keys, saved, world, names):
+    M, me = dist.get_world_size(), dist.get_rank()
+    total = sum(saved.values())
+    old, new = -(-total // world), -(-total // M)
+    result = {{}}
+    for key in keys:
+        flat = torch.cat([read(rank, key, 0, old) for rank in range(world)]){cut}
+        parts = dict(zip(saved, flat.split([*saved.values()]{more})))
+        {flat}
+        flat = torch.nn.functional.pad(flat, (0, new * M - len(flat)))
+        result[key] = flat[me * new : me * new + new]
+    return result
+"""
+
+RESUME = """
+class Resume:
+    @staticmethod
+    def save(run):
+        random = [None] * dist.get_world_size()
+        dist.all_gather_object(random, torch.get_rng_state())
+        {before}
+        return {{
+            "model": {model},
+            "optimizer": run.optimizer.state_dict(),
+            "schedule": run.schedule.state_dict(),
+            "dice": run.dice.get_state(),
+            "order": run.order,
+            "at": run.at,
+            "step": run.step,
+            "random": random,
+        }}
+
+    @staticmethod
+    def load(run, state):
+        {load}
+        {optimizer}
+        {schedule}
+        {dice}
+        {order}
+        {at}
+        {step}
+        {random}
+"""
+RIGHT_RESUME = {
+    "before": "",
+    "model": "run.model.state_dict()",
+    "load": 'run.model.load_state_dict(state["model"])',
+    "optimizer": 'run.optimizer.load_state_dict(state["optimizer"])',
+    "schedule": 'run.schedule.load_state_dict(state["schedule"])',
+    "dice": 'run.dice.set_state(state["dice"])',
+    "order": 'run.order = state["order"]',
+    "at": 'run.at = state["at"]',
+    "step": 'run.step = state["step"] + 1',
+    "random": 'torch.set_rng_state(state["random"][dist.get_rank()])',
+}
+
+
+def resume(**wrong):
+    return RESUME.format(**(RIGHT_RESUME | wrong))
+
+
+WRITE, MEET, POINT, _, CLEAN_UP = STEPS
+
+WRONG = {
+    "13.atomic_save": [
+        Wrong(
+            "written in place",
+            save(part=('f"{step}-{dist.get_rank()}"', 'f"{0}-{dist.get_rank()}"')),
+            says="After saves that nobody killed",
+            loses=LOADED,
+        ),
+        Wrong(
+            "one file of a rank, written over",
+            """
+class Checkpoints:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def save(self, step, shard):
+        self.disk.write(f"part-{dist.get_rank()}", [step, shard])
+        self.disk.barrier()
+
+    def load(self):
+        name = f"part-{dist.get_rank()}"
+        return self.disk.read(name) if name in self.disk.names() else None
+""",
+            says="which was good, was written over in place",
+            loses=KILLS,
+        ),
+        Wrong(
+            "the pointer before the data",
+            save(POINT, WRITE, MEET, MEET, CLEAN_UP),
+            says="The pointer comes after a barrier",
+            loses=KILLS,
+        ),
+        Wrong(
+            "the pointer after the own part",
+            save(WRITE, POINT, MEET, CLEAN_UP),
+            says="The pointer comes after a barrier",
+            loses=KILLS,
+        ),
+        Wrong(
+            "the pointer written in place",
+            save(
+                point=(
+                    'self.disk.write("kept.new", kept)\n'
+                    '            self.disk.rename("kept.new", "kept")',
+                    'self.disk.write("kept", kept)',
+                )
+            ),
+            says="kept is half a file: its writer",
+            loses=LOADED,
+        ),
+        Wrong(
+            "rank 0 alone saves",
+            save("if dist.get_rank() == 0:", *(f"    {line}" for line in STEPS)),
+            says="has returned without it: all ranks must enter a save",
+            loses=LOADED,
+        ),
+        Wrong(
+            "all that is old goes first",
+            save("self.clean([])", "self.disk.barrier()", *STEPS),
+            says="is gone: a file of it is missing",
+            loses=KILLS,
+        ),
+        Wrong(
+            "the older one goes first",
+            save("self.clean(kept)", *STEPS),
+            says="goes when the new one counts, and not before",
+            loses=TWO,
+        ),
+        Wrong(
+            "one is kept",
+            save(keep=("[*self.kept(), step][-2:]", "[step]")),
+            says="fewer than two complete checkpoints",
+            loses=TWO,
+        ),
+        Wrong("nothing is removed", save(*STEPS[:-1]), "remove what is older", CLEAN),
+        Wrong(
+            "what a killed save left stays",
+            save(
+                "before = self.kept()",
+                *STEPS[:-1],
+                "if dist.get_rank() == 0 and len(before) > 1:",
+                "    for rank in range(dist.get_world_size()):",
+                '        self.disk.remove(f"{before[0]}-{rank}")',
+            ),
+            says="what killed saves left",
+            loses=CLEAN,
+        ),
+        Wrong(
+            "save returns before the checkpoint counts",
+            save(WRITE, MEET, POINT, CLEAN_UP),
+            says="all ranks wait until it does",
+            loses=RETURNS,
+        ),
+        Wrong(
+            "kept in memory",
+            save(
+                "Checkpoints.last = step, shard",
+                *STEPS,
+                load=("return (kept", 'return getattr(Checkpoints, "last", None) or (kept'),
+            ),
+            says="must find what is on its disk",
+            loses=LOADED,
+        ),
+        Wrong(
+            "rank 0's shard for all",
+            save(load=("self.disk.read(self.part(kept[-1]))", 'self.disk.read(f"{kept[-1]}-0")')),
+            says="the shard that rank 1 loaded",
+            loses=LOADED,
+        ),
+        Wrong(
+            "a half-written file of an earlier save is read",
+            save(
+                newest=(
+                    "return (kept[-1], self.disk.read(self.part(kept[-1]))) if kept else None",
+                    'steps = [int(n.split("-")[0]) for n in self.disk.names() if "-" in n]\n'
+                    "        return (max(steps), self.disk.read(self.part(max(steps)))) if steps "
+                    "else None",
+                )
+            ),
+            says="Then load() met",
+            loses=KILLS,
+        ),
+    ],
+    "13.reshard": [
+        Wrong(
+            "N must divide into M",
+            reshard(old="total // world", new="total // dist.get_world_size()"),
+            says="raised",
+            loses=PARAMETERS,
+        ),
+        Wrong(
+            "padding is kept",
+            WHOLE.format(cut="", more=" + [len(flat) - total]", flat="flat = flat[: new * M]"),
+            says="has padding of the old shards in it",
+            loses=PARAMETERS,
+        ),
+        Wrong(
+            "rank 0 reads everything and deals it out",
+            """
+def reshard(read, keys, saved, world, names):
+    M, me = dist.get_world_size(), dist.get_rank()
+    total = sum(saved.values())
+    old, new = -(-total // world), -(-total // M)
+    result = {}
+    for key in keys:
+        own = torch.empty(new, dtype=read(0, key, 0, 0).dtype)
+        parts = None
+        if me == 0:
+            flat = torch.cat([read(rank, key, 0, old) for rank in range(world)])[:total]
+            by_name = dict(zip(saved, flat.split([*saved.values()])))
+            flat = torch.cat([by_name[name] for name in names])
+            parts = list(torch.nn.functional.pad(flat, (0, new * M - total)).split(new))
+        dist.scatter(own, parts, src=0)
+        result[key] = own
+    return result
+""",
+            says="Rank 0 read",
+            loses=READS,
+        ),
+        Wrong(
+            "every rank reads every file",
+            WHOLE.format(
+                cut="[:total]", more="", flat="flat = torch.cat([parts[name] for name in names])"
+            ),
+            says="read the stretches that lie in it",
+            loses=READS,
+        ),
+        Wrong(
+            "the optimizer's states forgotten",
+            reshard(keys='["parameter"]'),
+            says="exp_avg is missing: each key that was saved has a shard",
+            loses=STATES,
+        ),
+        Wrong(
+            "the order of the names lost",
+            reshard(names="saved"),
+            says="is in the order in which it was saved",
+            loses=ORDER,
+        ),
+        Wrong(
+            "the same rank's old shard",
+            """
+def reshard(read, keys, saved, world, names):
+    old = -(-sum(saved.values()) // world)
+    me = min(dist.get_rank(), world - 1)
+    return {key: read(me, key, 0, old) for key in keys}
+""",
+            says="is the shard that the old rank of this number had",
+            loses=PARAMETERS,
+        ),
+        Wrong(
+            "no padding at the end",
+            reshard(pad="flat"),
+            says="lacks the zeros",
+            loses=PARAMETERS,
+        ),
+        Wrong(
+            "everything in float32",
+            reshard(read="read(rank, key, offset, offset + length).float()").replace(
+                "[read(0, key, 0, 0)]", "[torch.zeros(0)]"
+            ),
+            says="has dtype float32",
+            loses=STATES,
+        ),
+    ],
+    "13.resume": [
+        Wrong(
+            "the epoch from the start",
+            resume(at="run.at = 0"),
+            says="begins the epoch from the start",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "the permutation drawn anew",
+            resume(
+                order='run.order = torch.randperm(len(state["order"]), generator=run.dice).tolist()'
+            ),
+            says="goes on in another order: drawn anew",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "a new epoch",
+            resume(order="", at=""),
+            says="has lost its place",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "the generator of the order forgotten",
+            resume(dice=""),
+            says="will draw the next epoch in another order",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "one step twice",
+            resume(step='run.step = state["step"]'),
+            says="A step would count twice",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "two steps on",
+            resume(step='run.step = state["step"] + 2'),
+            says="the next step is",
+            loses=SAMPLES,
+        ),
+        Wrong(
+            "the same random numbers everywhere",
+            resume(random='torch.set_rng_state(state["random"][0])'),
+            says="goes on with rank 0's random numbers",
+            loses=RANDOM,
+        ),
+        Wrong(
+            "random numbers forgotten",
+            resume(random=""),
+            says="dropout draws other numbers",
+            loses=RANDOM,
+        ),
+        Wrong(
+            "a seed in place of a state",
+            resume(random="torch.manual_seed(dist.get_rank())"),
+            says="dropout draws other numbers",
+            loses=RANDOM,
+        ),
+        Wrong(
+            "the schedule forgotten",
+            resume(
+                schedule="for g in run.optimizer.param_groups: g['lr'] = run.schedule.base_lrs[0]"
+            ),
+            says="the schedule has a state",
+            loses=RATES,
+        ),
+        Wrong(
+            "the schedule's count forgotten",
+            resume(schedule=""),
+            says="the schedule has a state",
+            loses=RATES,
+        ),
+        Wrong(
+            "the optimizer forgotten",
+            resume(
+                optimizer="",
+                schedule=RIGHT_RESUME["schedule"]
+                + "; run.optimizer.param_groups[0]['lr'] = state['schedule']['_last_lr'][0]",
+            ),
+            says="has lost its momentum",
+            loses=LOSSES,
+        ),
+        Wrong(
+            "parameters without buffers",
+            resume(
+                model="dict(run.model.named_parameters())",
+                load='run.model.load_state_dict(state["model"], strict=False)',
+            ),
+            says="a buffer, is not what was saved",
+            loses=LOSSES,
+        ),
+        Wrong(
+            "saving draws a number",
+            resume(before="torch.rand(1)"),
+            says="changed the random generator: saving only looks",
+            loses=QUIET,
+        ),
+        Wrong(
+            "an object is saved",
+            resume(model="run.model"),
+            says="Weights only load failed",
+            loses=SAMPLES,
+        ),
+    ],
+}
+
+PROMISES = {
+    "13.atomic_save": {
+        "then loads a complete checkpoint, the last good one or the new one": (*KILLS, ""),
+        "a rank may be killed at any operation of a save": (*KILLS, ""),
+        "`save` returns on a rank, the new one counts": (*RETURNS, ""),
+        "The next save works as if there had been no kill": (*GOES_ON, ""),
+        "The two newest checkpoints are kept": (*TWO, ""),
+        "all ranks see one disk": None,
+        "a disk that all ranks see": None,
+        "done whole or not at all": None,
+        "the names of all files": None,
+        "which raises an error where a rank has died": None,
+        "Every rank has a shard": None,
+        "every rank calls it": (*LOADED, ""),
+        "None if there is none": (*LOADED, ""),
+        "a tensor, of any shape and dtype": (*LOADED, "other"),
+        "What counts stands on the disk": (*LOADED, ""),
+        "larger than those before": None,
+    },
+    "13.reshard": {
+        "Give each rank its shard of what is laid end to end now": (*PARAMETERS, ""),
+        "the names may come in another order": (*ORDER, "order"),
+        "cut in the same way, the states of the optimizer": (*STATES, ""),
+        "No rank reads more elements of a key than its new shard has": (*READS, ""),
+        "as they lie now": (*ORDER, "order"),
+        "for each key": (*STATES, ""),
+    },
+    "13.resume": {
+        "bring it to where it was: the samples that are left, each once": (*SAMPLES, ""),
+        "Saving changes nothing in the run": (*QUIET, ""),
+        "its next step is the one after the save": (*SAMPLES, ""),
+        "All ranks call it": None,
+        "the loop of a run, on each rank": None,
+        "while run.step < steps": None,
+        "on every rank its own random numbers": (*RANDOM, ""),
+        "the same learning rates and losses, bit for bit": (*LOSSES, ""),
+        "how a new run takes it up": None,
+        "what rank 0 returns is what load() gets": (*RANDOM, ""),
+        "The state of the run as data": (*SAMPLES, ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+ALL_RANKS = "the disk takes one operation after the other, so the same ones by all ranks do no harm"
+EQUIVALENT = {
+    "13.atomic_save": {
+        "`self.disk.barrier()` -> twice": "to meet once more changes nothing",
+        "`self.disk.barrier()` -> twice (#2)": "the same",
+        "`if dist.get_rank() == 0: self.disk.write('kept.new', kept...` -> if True": ALL_RANKS,
+        "`dist.get_rank()` -> `0`": ALL_RANKS,
+        "`if dist.get_rank() == 0: for name in self.disk.names(): i...` -> if True": ALL_RANKS,
+        "`dist.get_rank()` -> `0` (#2)": ALL_RANKS,
+        "`for name in self.disk.names(): if '-' in name and int(nam...` -> [:-1]": "names come in "
+        "order, and the last one is always 'kept'",
+    },
+    "13.resume": {
+        "`dist.all_gather_object(random, torch.get_rng_state())` -> twice": "the same list again",
+    },
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "13.atomic_save": [
+        (
+            "a rank's two last steps in its own file names, and a marker for each step",
+            """
+class Checkpoints:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def complete(self):
+        marked = [n for n in self.disk.names() if n.startswith("complete-")]
+        return sorted(int(n.split("-")[1]) for n in marked)
+
+    def save(self, step, shard):
+        rank = dist.get_rank()
+        self.disk.write(f"part-{step}-{rank}", {"step": step, "data": [shard]})
+        self.disk.barrier()
+        if rank == 0:
+            self.disk.write("new", dist.get_world_size())
+            self.disk.rename("new", f"complete-{step}")
+        self.disk.barrier()
+        keep = self.complete()[-2:]
+        if rank == 0:
+            for name in self.disk.names():
+                if name.startswith("complete-") and int(name.split("-")[1]) not in keep:
+                    self.disk.remove(name)
+            for name in self.disk.names():
+                if name.startswith("part-") and int(name.split("-")[1]) not in keep:
+                    self.disk.remove(name)
+
+    def load(self):
+        complete = self.complete()
+        if not complete:
+            return None
+        part = self.disk.read(f"part-{complete[-1]}-{dist.get_rank()}")
+        return part["step"], part["data"][0]
+""",
+        ),
+        (
+            "each rank removes its own old parts, and writes them under another name first",
+            """
+class Checkpoints:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def save(self, step, shard):
+        disk, rank = self.disk, dist.get_rank()
+        steps = [*(disk.read("latest") if "latest" in disk.names() else []), step][-2:]
+        disk.write(f"tmp-{rank}", shard)
+        disk.rename(f"tmp-{rank}", f"{rank}.{step}")
+        disk.barrier()
+        if rank == 0:
+            disk.write("latest.tmp", steps)
+            disk.rename("latest.tmp", "latest")
+        disk.barrier()
+        for name in disk.names():
+            if name.startswith(f"{rank}.") and int(name.split(".")[1]) not in steps:
+                disk.remove(name)
+
+    def load(self):
+        if "latest" not in self.disk.names():
+            return None
+        step = self.disk.read("latest")[-1]
+        return step, self.disk.read(f"{dist.get_rank()}.{step}")
+""",
+        ),
+    ],
+    "13.reshard": [
+        (
+            "element by element, as a list of places",
+            """
+def reshard(read, keys, saved, world, names):
+    M, me = dist.get_world_size(), dist.get_rank()
+    begins, total = {}, 0
+    for name, n in saved.items():
+        begins[name] = total
+        total += n
+    old, new = -(-total // world), -(-total // M)
+    places = [begins[name] + i for name in names for i in range(saved[name])]
+    mine = places[me * new : (me + 1) * new]
+    out = {}
+    for key in keys:
+        shard = torch.zeros(new, dtype=read(0, key, 0, 0).dtype)
+        for i, place in enumerate(mine):
+            shard[i] = read(place // old, key, place % old, place % old + 1)[0]
+        out[key] = shard
+    return out
+""",
+        ),
+    ],
+    "13.resume": [
+        (
+            "functions of a class, random states in one tensor, the schedule's step alone",
+            """
+class Resume:
+    def save(run):
+        state = torch.get_rng_state()
+        every = [torch.empty_like(state) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, state)
+        return {
+            "random": torch.stack(every),
+            "place": [run.step + 1, run.at, list(run.order)],
+            "dice": run.dice.get_state(),
+            "states": [o.state_dict() for o in (run.model, run.optimizer, run.schedule)],
+        }
+
+    def load(run, state):
+        for o, saved in zip((run.model, run.optimizer, run.schedule), state["states"]):
+            o.load_state_dict(saved)
+        run.step, run.at, run.order = state["place"]
+        run.dice.set_state(state["dice"])
+        torch.set_rng_state(state["random"][dist.get_rank()].clone())
+""",
+        ),
+    ],
+}

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ddpz_lite.cli.kernel import AsyncManager
 from ddpz_lite.cli.lessons import ANSI
-from ddpz_lite.cli.shared import UserError, folder
+from ddpz_lite.cli.shared import UserError, exercises, shown
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Task, lessons, tasks
 
@@ -41,6 +41,8 @@ def run(options: Namespace) -> int:
     notebook = _read(path)
     stopped = _execute(notebook, path, options.timeout)
     lines = [_line(task, notebook, stopped) for task in tasks(options.lesson)]
+    if not options.dir:
+        print(shown(path))
     print(table(lines))
     return 0 if all(line.points == line.task.points for line in lines) else 1
 
@@ -62,10 +64,11 @@ def table(lines: Sequence[Line]) -> str:
 def _find(lesson: str, where: str | None) -> Path:
     if lesson not in lessons():
         raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")
-    place = Path(where) if where else folder("exercises")
-    found = sorted(place.glob(f"{lesson}_*.ipynb"))
+    places = [Path(where)] if where else exercises()
+    name = f"{lesson}_*.ipynb"
+    place, found = next(((p, f) for p in places if (f := sorted(p.glob(name)))), (places[-1], []))
     if not found:
-        raise UserError(f"no notebook {lesson}_*.ipynb in {place}/. Say where it is with --dir.")
+        raise UserError(f"no notebook {name} in {place}/. Say where it is with --dir.")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"more than one notebook for {lesson} in {place}/: {names}. Keep one.")

@@ -6,6 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from ddpz_lite.course.copies import MY
+
 CHECKOUT = Path(__file__).resolve().parents[2]  # where this package's course lies, if it has one
 IMPORTED_AS = {"PIL": "pillow"}  # import name: name of the package
 
@@ -23,6 +25,19 @@ def folder(name: str) -> Path:
         if any((place / name).glob("*.ipynb")):
             return place / name
     raise UserError(f"no notebook in {name}/. Run it in the folder of the course.")
+
+
+def exercises() -> list[Path]:
+    """Where exercises may lie, first of all the learner's own copies."""
+    blank = folder("exercises")
+    mine = blank.parent / MY / "exercises"
+    return [mine, blank] if any(mine.glob("*.ipynb")) else [blank]
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def lesson_number(text: str) -> str:

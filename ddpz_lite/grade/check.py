@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from .progress import Progress
+from .progress import Progress, own_work
 from .score import Verdict, score
 from .task import Task, find
 
@@ -42,7 +42,7 @@ class _Check:
 
         task = find(task_id)
         verdict = score(task, observe(task, answer, draw(task)))
-        _keep(verdict)
+        keep(verdict)
         if verdict.status == "not attempted":
             raise NotAttempted(
                 f"{task.id} is not solved yet: {task.points} points, about {task.minutes} minutes. "
@@ -95,7 +95,10 @@ def _wrapped(lead: str, text: str) -> str:
     )
 
 
-def _keep(verdict: Verdict) -> None:
+def keep(verdict: Verdict) -> None:
+    """Note the points in the learner's progress, unless the work is not theirs."""
+    if not own_work():
+        return
     progress = Progress.load()
     mark = progress.of(verdict.task)
     mark.out_of = verdict.out_of

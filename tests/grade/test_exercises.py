@@ -21,11 +21,11 @@ from ddpz_lite.cli import check as command_check
 from ddpz_lite.cli import main
 from ddpz_lite.course import authoring, rules
 from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.check import NotAttempted, check
+from ddpz_lite.grade.check import NotAttempted, check, keep
 from ddpz_lite.grade.notebooks import of, role
 from ddpz_lite.grade.progress import Progress
 from ddpz_lite.grade.run import draw, observe
-from ddpz_lite.grade.score import score
+from ddpz_lite.grade.score import Finding, Verdict, score
 from ddpz_lite.grade.task import find, tasks
 
 TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
@@ -486,6 +486,33 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
     assert rows["sum"].split()[2:4] == ["3", "of"]
     assert rows["0"].startswith("0 of ")
+
+
+def test_progress_can_be_reset_as_a_whole_or_by_lesson(capsys):
+    progress = Progress.load()
+    for task in ("02.ring", "03.weighted_mean", "03.same_start"):
+        progress.of(task).points = 5
+    progress.save()
+    assert main(["progress", "--reset", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Forgot 2 tasks. As it was before: ")
+    before = Progress.load(Path(said.partition("before: ")[2].strip()))
+    assert set(before.marks) == {"02.ring", "03.weighted_mean", "03.same_start"}
+    assert set(Progress.load().marks) == {"02.ring"}
+    assert main(["progress", "--reset", "47"]) == 2
+    assert "lesson '47' has no exercises" in capsys.readouterr().err
+    assert main(["progress", "--reset"]) == 0 and not Progress.load().marks
+    assert main(["progress", "--reset"]) == 0
+    assert capsys.readouterr().out.endswith("There is nothing to forget.\n")
+
+
+def test_a_solution_that_runs_in_its_own_folder_is_nobodys_progress(monkeypatch, tmp_path):
+    verdict = Verdict("03.weighted_mean", "ok", (Finding("right", 5, 5, "pass"),))
+    for folder, points in (("solutions", 0), ("my/exercises", 5)):
+        (tmp_path / folder).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        keep(verdict)
+        assert Progress.load().of("03.weighted_mean").points == points
 
 
 def test_progress_that_is_not_ours_is_left_alone(tmp_path, capsys):

@@ -201,6 +201,21 @@ def test_of_a_copy_of_the_course_only_the_work_counts(take, put, notebook, tmp_p
     assert take("class/ada/solutions")[0].answers[0][1].endswith("n 7"), "asked for by name"
 
 
+@pytest.mark.parametrize("top", ["class", "class/eve", "class/eve/my", "class/eve/my/exercises"])
+def test_the_copies_of_a_learner_are_their_work_and_those_of_lessons_are_not(
+    take, put, notebook, top
+):
+    for name, text in checkout("eve").items():
+        put(f"class/{name}", text)
+    put(f"class/eve/exercises/{ONE}.ipynb", notebook(ONE, answered=()))
+    put(f"class/eve/my/exercises/{ONE}.ipynb", notebook(ONE, number=2))
+    put(f"class/eve/my/lessons/{ONE}.ipynb", notebook(ONE, number=9))
+    put("class/eve/my/.made-from.json", "{}")
+    taken = take(top)
+    assert found(taken) == [("eve", "01", 3)] and lines(taken) == {}
+    assert dict(taken[0].answers)["state_bytes-answer"].endswith("n 2")
+
+
 # ---- nobody without a word ----
 
 

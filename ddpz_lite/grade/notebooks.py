@@ -180,6 +180,8 @@ def _cells(notebook: nbformat.NotebookNode, there: dict[str, Task]) -> Iterator[
     seen = []
     for cell in notebook.cells:
         part, task = role(cell), of(cell)
+        if "generated" in cell.metadata.get("ddpz", {}):
+            continue
         where = f"cell {cell.get('id')!r}"
         if cell.cell_type == "code" and part not in ("given", "widget", "answer", "check"):
             yield f"{where} has no role: given, widget, answer or check, in its metadata `ddpz`"
@@ -200,8 +202,8 @@ def _cells(notebook: nbformat.NotebookNode, there: dict[str, Task]) -> Iterator[
             if missing
             else "cells are not in the order of the tasks, each with text, answer, check, once"
         )
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if role(code[0]) != "given" or IMPORT not in code[0].source:
+    first = next((cell for cell in notebook.cells if role(cell) in ("given", "answer")), None)
+    if first is None or role(first) != "given" or IMPORT not in first.source:
         yield f"the first code cell must be given and hold {IMPORT!r}"
 
 

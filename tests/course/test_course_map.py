@@ -186,6 +186,21 @@ def test_a_changed_title_changes_every_page_that_names_it(small):
     assert {"lessons/00_start_here.ipynb", "solutions/01_one_device.ipynb"} <= names
 
 
+def test_the_addresses_of_the_course_come_from_one_place(small):
+    main(["course"])
+    path = small / "lessons/plan.json"
+    assert "git clone <this repository> ddpz-lite" in (small / "README.md").read_text()
+    plan = json.loads(path.read_text())
+    assert plan["addresses"].keys() == {"repository", "site"}
+    plan["addresses"] = {"repository": "https://a.example/b", "site": "https://c.example"}
+    path.write_text(json.dumps(plan))
+    main(["course"])
+    readme = (small / "README.md").read_text()
+    assert "git clone https://a.example/b ddpz-lite" in readme and "<https://c.example>" in readme
+    first = rules.read(small / "lessons/00_start_here.ipynb").cells[2].source
+    assert "git+https://a.example/b`" in first
+
+
 def spoil(path, old, new):
     return lambda root: (root / path).write_text((root / path).read_text().replace(old, new))
 

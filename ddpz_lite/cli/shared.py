@@ -55,6 +55,6 @@ def missing(error: ModuleNotFoundError) -> UserError | None:
         return None
     for line in wanted:
         if found := re.match(rf"{re.escape(package)}\b(?!-).*extra == [\"'](\w+)", line):
-            cure = f'pip install "ddpz-lite[{found[1]}]", or in the course\'s folder: make setup'
+            cure = f'in the folder of the course: pip install ".[{found[1]}]", or make setup'
             return UserError(f"{package} is not installed. Cure: {cure}.")
     return None

@@ -6,15 +6,18 @@ notebook (nbval, a CI job) sees it too.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
+from .. import attended
 from .progress import Progress, own_work
 from .score import Verdict, score
 from .task import Task, find
 
 WIDTH = 92
 MARKS = {"pass": "pass", "fail": "FAIL", "not judged": "  - "}
+COLOURS = {"pass": "1;32", "FAIL": "1;31"}  # ANSI: bold green, bold red
 
 
 class CheckFailed(AssertionError):
@@ -48,7 +51,8 @@ class _Check:
                 f"{task.id} is not solved yet: {task.points} points, about {task.minutes} minutes. "
                 f'Where to begin: check.hint("{task.id}")'
             )
-        print(told(task, verdict))
+        text = told(task, verdict)
+        print(coloured(text) if attended.colour() else text)
         if not verdict.solved:
             raise CheckFailed(f"{task.id}: {verdict.points} of {verdict.out_of} points")
 
@@ -80,13 +84,21 @@ def told(task: Task, verdict: Verdict) -> str:
             lines.append(_wrapped(lead, f"{found.says}:"))
             lines += [_wrapped(" " * 8, line) for line in found.sentence.splitlines()]
         else:
-            later = " (judged when the first is right)" if found.outcome == "not judged" else ""
-            lines.append(_wrapped(lead, f"{found.says}{later}"))
+            later = found.sentence or "judged when the first is right"
+            note = f" ({later})" if found.outcome == "not judged" else ""
+            lines.append(_wrapped(lead, f"{found.says}{note}"))
     if verdict.solved:
         lines += ["", _wrapped("  ", task.debrief)]
     else:
         lines.append(f'        hint: check.hint("{task.id}")')
     return "\n".join(lines)
+
+
+def coloured(text: str) -> str:
+    """A verdict with its marks in colour. The words say the same without it."""
+    for mark, colour in COLOURS.items():
+        text = re.sub(rf"^  {mark}(?=  )", f"  \x1b[{colour}m{mark}\x1b[0m", text, flags=re.M)
+    return text
 
 
 def _wrapped(lead: str, text: str) -> str:

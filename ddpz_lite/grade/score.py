@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .task import Aspect, Case, Observed, Task
 
 LONGEST = 300  # characters of a sentence about what came back
+NO_END = "not judged: the run told above did not come to its end"
 
 STATUS = {  # by outcome, the first that applies
     "refused": "refused",
@@ -56,7 +57,7 @@ def score(task: Task, seen: Sequence[Observed]) -> Verdict:
     """Judge each aspect over the cases that it looks at.
 
     A case in which the answer did not come to its end fails the aspects that look at it. Its
-    sentence is given once, at the first of them.
+    sentence is given once, at the first of them; the others are not judged.
     """
     if not seen:
         raise ValueError(f"{task.id}: nothing was observed; a verdict needs at least one case")
@@ -129,9 +130,10 @@ class Judging:
             if sentence is None:
                 continue
             ends.add(self.seen[index].outcome)
-            new = sentence not in told
+            if sentence in told and self.seen[index].outcome != "ok":
+                return Finding(aspect.says, 0, aspect.points, "not judged", NO_END)
+            where = "as above" if sentence in told else f"{sentence} ({self.cases[index].says})"
             told.add(sentence)
-            where = f"{sentence} ({self.cases[index].says})" if new else "as above"
             return Finding(aspect.says, 0, aspect.points, "fail", where)
         return Finding(aspect.says, aspect.points, aspect.points, "pass")
 

@@ -154,7 +154,7 @@ def _box(verdict: Verdict, task: Task) -> Box:
 
 
 def _item(found: Finding, verdict: Verdict) -> Item:
-    later = found.outcome == "not judged" and not verdict.sentence
+    later = found.outcome == "not judged" and not (verdict.sentence or found.sentence)
     text = f"{found.says}: {found.points} of {found.out_of}" + (f" ({LATER})" if later else "")
     return Item(found.outcome, text, _capital(found.sentence))
 

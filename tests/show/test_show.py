@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddpz_lite import show
+from ddpz_lite import attended, show
 from ddpz_lite.meter import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.model import MLP
 from ddpz_lite.show import knobs, live, page, predictions, quizzes, ranks, style
@@ -157,7 +157,7 @@ def test_units():
 
 
 def test_a_missing_library_is_one_line_with_the_cure():
-    with pytest.raises(ModuleNotFoundError, match=r"not_there.* pip install \"ddpz-lite\[lab\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"not_there.* pip install \"\.\[lab\]\""):
         style.need("not_there.deep")
 
 
@@ -469,7 +469,7 @@ def test_the_box_starts_empty_and_commits_until_revealed(shown, capsys):
 def test_the_measuring_cell_asks_for_a_commitment(shown, capsys, monkeypatch):
     """Without a number in the box, `reveal` asks until there is one, before it shows the answer."""
     typed = iter(["six", "7"])
-    monkeypatch.setattr(predictions, "_can_ask", lambda: True)
+    monkeypatch.setattr(attended, "notebook", lambda: True)
     monkeypatch.setattr("builtins.input", lambda prompt: print(prompt) or next(typed))
     guess = show.predict("How many?", default=12, unit="bytes")
     guess.reveal(8)

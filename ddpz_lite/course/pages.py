@@ -18,6 +18,7 @@ from .catalogue import Course, Incomplete, Lesson
 from .picture import described, drawn
 from .start import begin_exercise, begin_lesson
 
+TASKS = Path(__file__).resolve().parents[1] / "tasks"
 BLOCK = "<!-- ddpz course: {} -->"
 END = "<!-- end -->"
 LINKS = "links"  # the id of the generated cell, and what its metadata says
@@ -32,6 +33,7 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
         root / "lessons/map.svg": drawn(course),
         root / "README.md": _filled(root / "README.md", _front(course)),
         root / "lessons/README.md": _filled(root / "lessons/README.md", _map(course)),
+        root / "exercises/README.md": _filled(root / "exercises/README.md", {"inside": _inside()}),
     }
     for lesson in course.written:
         path = root / "lessons" / str(lesson.file)
@@ -197,6 +199,18 @@ def _abilities(course: Course) -> str:
         abilities = "\n".join(f"- {can}" for can in lesson.can_do)
         sections.append(f"### {lesson.number} {lesson.title}\n\n{abilities}")
     return "\n\n".join(sections)
+
+
+def _inside() -> str:
+    """Which lessons judge what only an answer's own process can tell: their jobs look beside it."""
+    jobs = sorted(TASKS.glob("lesson*/job.py"))
+    numbers = [job.parent.name[6:] for job in jobs if "grade.beside import" in job.read_text()]
+    lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"
+    return _wrapped(
+        "What lies in memory, what was changed there, and how far backward has come, only the "
+        f"answer's own process can tell (lessons {lessons}). Whoever tampers with that there can "
+        "deceive those few aspects, never the values or the traffic."
+    )
 
 
 def _second(lesson: Lesson) -> str:

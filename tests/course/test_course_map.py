@@ -142,6 +142,29 @@ def test_the_picture_shows_every_lesson_as_it_is(course):
     assert int(drawing.get("height")) > max(tops) + picture.HEIGHT
 
 
+# ---- pages that list lessons ----
+
+
+def test_the_lessons_that_judge_memory_are_those_whose_jobs_look_at_it():
+    said = pages._inside()
+    numbers = set(re.findall(r"\d\d", said.partition("(lessons ")[2].partition(")")[0]))
+    for path in ROOT.glob("ddpz_lite/tasks/lesson*/job.py"):
+        measures = re.search(r"\b(Holding|Kept|tell_when_reached)\(", path.read_text())
+        assert (path.parent.name[6:] in numbers) == bool(measures), path
+
+
+def test_every_schedule_has_lessons_that_exist_after_those_that_they_need():
+    text = (ROOT / "exercises/CLASS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]*(?:weeks|days)[^|]* \| ([\d b·]+) \|$", text, re.M)
+    needs = {lesson.number: lesson.needs for lesson in COURSE.written}
+    assert len(rows) == 3
+    for row in rows:
+        numbers = re.findall(r"\d\db?", row)
+        assert numbers == sorted(set(numbers)) and set(numbers) <= set(needs)
+        for place, number in enumerate(numbers):
+            assert set(needs[number]) <= set(numbers[:place]), (row, number)
+
+
 # ---- the command ----
 
 
@@ -150,7 +173,9 @@ def small(tmp_path, monkeypatch):
     """Our course's pages and three of its notebooks, with the command at work there."""
     (tmp_path / "lessons").mkdir()
     (tmp_path / "solutions").mkdir()
+    (tmp_path / "exercises").mkdir()
     shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copy(ROOT / "exercises/README.md", tmp_path / "exercises")
     for name in ("README.md", "plan.json", "map.svg"):
         shutil.copy(ROOT / "lessons" / name, tmp_path / "lessons")
     for number in ("00", "01", "02"):

@@ -210,6 +210,17 @@ def test_the_tests_that_a_workflow_leaves_out_are_there():
         assert f"def {name}(" in (ROOT / path).read_text()
 
 
+def test_the_site_is_published_by_a_workflow_that_may_do_nothing_else():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert jobs["publish"]["needs"] == "build" and "PAGES" in jobs["build"]["if"]
+    assert "make book" in runs("pages") and jobs["build"]["steps"][-1]["with"]["path"] == (
+        "build/book/html"
+    )
+
+
 def test_ci_tests_the_oldest_python_and_a_new_one():
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]

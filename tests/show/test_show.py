@@ -531,6 +531,24 @@ def test_explore_draws_again_and_leaves_a_still(shown):
     assert 'alt="5 ranks, ring"' in picture.value
 
 
+def test_a_slider_ends_where_the_other_knobs_say(shown):
+    """No position of it is dead, and a value past the new end becomes the last."""
+    most = {"tree": 8, "ring": 5}
+    world = show.slider("World size", 2, 8, default=8, until=lambda mode: most[mode])
+    show.explore(draw, world=world, mode=KNOBS["mode"])
+    widgets = widgets_in(shown[1])
+    picture = next(w for w in widgets if 'alt="' in str(getattr(w, "value", "")))
+    slider = next(w for w in widgets if type(w).__name__ == "IntSlider")
+    menu = next(w for w in widgets if type(w).__name__ == "Dropdown")
+    assert (slider.max, slider.value) == (8, 8)
+    menu.value = "ring"
+    assert (slider.max, slider.value) == (5, 5) and 'alt="5 ranks, ring"' in picture.value
+    menu.value = "tree"
+    assert (slider.max, slider.value) == (8, 5)
+    slider.value = 7
+    assert 'alt="7 ranks, tree"' in picture.value
+
+
 def test_a_figure_that_fails_says_so_and_raises(shown):
     def fragile(world):
         if world > 2:

@@ -27,7 +27,7 @@ from pathlib import Path
 import nbformat
 
 from .catalogue import CAN_WAIT, NUMBER
-from .start import without
+from .start import START, without
 
 PARTS = (
     "header",
@@ -251,7 +251,8 @@ def fresh(notebook) -> Iterator[str]:
 
 def code_hash(notebook) -> str:
     """A short hash of all code that an author wrote, in order."""
-    code = [without(cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id != START]
+    code = [without(cell.source) for cell in code]
     return hashlib.sha256("\0".join(code).encode()).hexdigest()[:16]
 
 

@@ -301,6 +301,19 @@ def test_a_warning_names_the_line_of_the_learner_and_no_file_of_torch_or_ours(ca
     assert own == [f"[rank 0] {line}", f"[rank 1] {line}"]
 
 
+def fails():
+    raise ValueError("mine")
+
+
+def test_a_script_sees_one_frame_of_ours_and_the_whole_message():
+    with pytest.raises(
+        dz.RankFailed, match=r"raised ValueError: mine at test_launcher\.py:"
+    ) as error:
+        dz.launch(fails, 2)
+    files = [Path(str(entry.path)).name for entry in error.traceback]
+    assert files == [Path(__file__).name, "__init__.py"], "the learner's line, and launch itself"
+
+
 def counts():
     for _ in dz.progress(range(7), label="batch"):
         dist.barrier()

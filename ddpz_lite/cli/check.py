@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
+from ddpz_lite import attended
 from ddpz_lite.cli.kernel import AsyncManager
 from ddpz_lite.cli.lessons import ANSI
 from ddpz_lite.cli.shared import UserError, exercises, shown
@@ -43,7 +44,8 @@ def run(options: Namespace) -> int:
     lines = [_line(task, notebook, stopped) for task in tasks(options.lesson)]
     if not options.dir:
         print(shown(path))
-    print(table(lines))
+    text = table(lines)
+    print(coloured(text) if attended.colour() else text)
     return 0 if all(line.points == line.task.points for line in lines) else 1
 
 
@@ -59,6 +61,12 @@ def table(lines: Sequence[Line]) -> str:
     if open_ := [line.task.id for line in lines if line.points < line.task.points]:
         rows.append(f'a hint, in the notebook: check.hint("{open_[0]}")')
     return "\n".join(rows)
+
+
+def coloured(text: str) -> str:
+    """The table with what is solved in green and what is not in red."""
+    text = re.sub(r"  solved$", "  \x1b[1;32msolved\x1b[0m", text, flags=re.M)
+    return re.sub(r"  not yet(?=: )", "  \x1b[1;31mnot yet\x1b[0m", text)
 
 
 def _find(lesson: str, where: str | None) -> Path:

@@ -192,6 +192,14 @@ def test_make_help_lists_every_target():
     assert {"lab", "test", "lessons", "exercises", "test-quick", "lint", "clean"} <= set(listed)
 
 
+def test_make_lab_fills_the_learners_copies_and_opens_them():
+    done = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    (copies,) = (number for number, line in enumerate(lines) if "ddpz copies" in line)
+    assert "my/lessons/00_start_here.ipynb" in lines[copies + 1] and "jupyterlab" in lines[-1]
+    assert "`my/exercises`" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_have_few_rights_and_a_deadline(name):
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())

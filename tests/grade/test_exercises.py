@@ -460,6 +460,15 @@ def test_the_line_of_a_task_says_what_became_of_it(ran, line):
     assert ("a hint" in lines) == ("solved" not in line)
 
 
+def test_the_table_in_a_terminal_has_colour():
+    task = find("03.weighted_mean")
+    lines = [command_check.Line(task, 5, "solved"), command_check.Line(task, 1, "not yet: both")]
+    text = command_check.table(lines)
+    shown = command_check.coloured(text)
+    assert command_check.ANSI.sub("", shown) == text
+    assert "\x1b[1;32msolved\x1b[0m\n" in shown and "\x1b[1;31mnot yet\x1b[0m: both" in shown
+
+
 def test_a_notebook_without_its_check_cell_is_told_so():
     notebook = small_course.master()
     notebook.cells.pop()

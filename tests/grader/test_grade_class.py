@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from ddpz_lite.grade.task import tasks
 from ddpz_lite.grader import exercise, formats, intake, owners, pages, roster
 from ddpz_lite.grader.batch import Grade, Terms
 from ddpz_lite.grader.report import Report
@@ -435,3 +437,19 @@ def test_who_is_missing_is_in_the_gradebook_and_in_the_summary(known):
     assert (
         "## Missing\n\n- bob: handed in nothing" in text and "- ada: is not in the roster" in text
     )
+
+
+def test_the_weights_of_the_page_for_teachers_add_up(root, tmp_path, monkeypatch, capsys):
+    """Its program, on a gradebook of two: all points in 01, half of those in 02, nothing in 03."""
+    page = (root / "exercises/CLASS.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    points = {task.id: task.points for lesson in ("01", "02") for task in tasks(lesson)}
+    halved = {name: p if name < "02" else p / 2 for name, p in points.items()}
+    (tmp_path / "grades").mkdir()
+    with (tmp_path / "grades/gradebook.csv").open("w") as file:
+        book = csv.DictWriter(file, ["student", *points, "points"])
+        book.writeheader()
+        book.writerows([{"student": "ada", **halved}, {"student": "bob", "points": 0}])
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out == "ada: 35.0 of 100\nbob: 0.0 of 100\n"

@@ -7,6 +7,7 @@ document.querySelectorAll(".dz-states").forEach((place) => {
     const label = document.createElement("label");
     const slider = knob.kind === "slider";
     const control = document.createElement(slider ? "input" : "select");
+    control.ariaLabel = knob.label;
     label.append(knob.label + " ", control);
     if (slider) Object.assign(control, { type: "range", min: 0, step: 1 });
     else knob.values.forEach((value, place) => control.add(new Option(value, place)));

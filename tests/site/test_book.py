@@ -176,7 +176,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def build(folder: Path, to: Path) -> subprocess.CompletedProcess[str]:
     """Build the book that lies in `folder`, without a network."""
     command = [sys.executable, "-c", OFFLINE, folder / "build.py", "--to", to]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     return subprocess.run(
         command, env=env, cwd=to, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

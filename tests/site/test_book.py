@@ -352,7 +352,7 @@ def test_a_broken_link_or_a_wrong_file_stops_the_build(tmp_path):
     (book / "api.rst").write_text("The library\n===========\n")
     (book / "index.md").write_text(home_of_two_notebooks())
     (book / "install.md").unlink()
-    for name in ("lessons/README", "lessons/GLOSSARY", "exercises/README"):
+    for name in ("lessons/README", "lessons/GLOSSARY", "exercises/README", "exercises/CLASS"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.md").write_text("# A page\n")
     cell = {

@@ -18,7 +18,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-quick lessons exercises course book lint lock clean
+.PHONY: help setup lab copies test test-all test-quick lessons exercises course book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -27,8 +27,11 @@ setup:  ## create .venv and install the course (the other targets do this first)
 	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Cure: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
 	@$(PYTHON) .ci/environment.py $(if $(TORCH),--torch=$(TORCH))
 
-lab: setup  ## open JupyterLab at lesson 00
-	$(RUN) jupyterlab $(LAB_AS_ROOT) --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb $(ARGS)
+lab: copies  ## open JupyterLab at your copy of lesson 00
+	$(RUN) jupyterlab $(LAB_AS_ROOT) --LabApp.default_url=/lab/tree/my/lessons/00_start_here.ipynb $(ARGS)
+
+copies: setup  ## your own copies of lessons and exercises in my/: make them, or bring them up to date
+	@$(IN_VENV) ddpz copies
 
 test: setup  ## the tests and all notebooks
 	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) -m "not extra" $(ARGS) tests $(NOTEBOOKS)

@@ -3,8 +3,9 @@
 Notebooks are shown with the results that are stored in them. Nothing runs and nothing is fetched.
 
 Sphinx reads one folder, so the pages are gathered in one first: this folder's, `lessons/` and
-`exercises/`. Two things differ in the copies of notebooks: the title has the lesson's number, for
-the list beside the page, and code that JupyterLab keeps folded is folded here too.
+`exercises/`. In the copies of notebooks the title has the lesson's number, for the list beside the
+page; code that JupyterLab keeps folded is folded here too; the words for a kernel without the
+course are left out; and some widgets can be turned (see states.py).
 """
 
 import argparse
@@ -13,35 +14,59 @@ import shutil
 import sys
 from pathlib import Path
 
+import states
 from sphinx.cmd.build import build_main
 
+from ddpz_lite.course import start
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"book": ("*.md", "*.rst", "*.png", "conf.py", "docstrings.py"), "lessons": ("*",)}
-PAGES["exercises"] = ("*.ipynb", "*.md")
+PY = ("conf.py", "docstrings.py", "searching.py")
+BOOK = ("*.md", "*.rst", "*.png", "*.svg", "*.css", "widgets.js", *PY)
+PAGES = {"book": BOOK, "lessons": ("*",), "exercises": ("*.ipynb", "*.md")}
+WIDGET = """\
+<div class="dz-states" data-states="{}"></div>
+<script src="../_static/states.js"></script><script src="../_static/widgets.js"></script>"""
 
 
 def gather(source: Path) -> None:
     """Copy the pages to the folder `source`, those of book/ to its top."""
+    widgets: dict[str, dict] = {}
     for folder, patterns in PAGES.items():
         into = source if folder == "book" else source / folder
         into.mkdir(parents=True, exist_ok=True)
         for path in (path for pattern in patterns for path in (ROOT / folder).glob(pattern)):
             if path.suffix == ".ipynb":
                 notebook = json.loads(path.read_text(encoding="utf-8"))
-                adapt(notebook, path.name.partition("_")[0])
+                adapt(notebook, path.name.partition("_")[0], widgets)
                 (into / path.name).write_text(json.dumps(notebook), encoding="utf-8")
             elif path.is_file():
                 shutil.copy(path, into)
+    if (ROOT / "README.md").exists():
+        shutil.copy(ROOT / "README.md", source / "README.inc")  # parts of it are in pages
+    text = f"window.dzStates = {json.dumps(widgets)};\n"
+    (source / "states.js").write_text(text, encoding="utf-8")
 
 
-def adapt(notebook: dict, number: str) -> None:
-    """Number the title of a notebook, and mark the cells whose code is folded."""
+def adapt(notebook: dict, number: str, widgets: dict[str, dict]) -> None:
+    """Number the title of a notebook, mark the cells whose code is folded, and make widgets turn.
+
+    widgets: is given the states of those that the notebook has.
+    """
     first = notebook["cells"][0]
     text = "".join(first["source"])
     if not text.startswith("# "):
         raise ValueError(f"book: notebook {number} should begin with its title, not {text[:40]!r}")
     first["source"] = f"# {number} {text.removeprefix('# ')}"
+    notebook["cells"] = [cell for cell in notebook["cells"] if cell.get("id") != start.START]
     for cell in notebook["cells"]:
+        cell["source"] = source = start.without("".join(cell["source"]))
+        for tells, name in states.TELLS.items():
+            if cell["cell_type"] == "code" and tells in f"\n{source}":
+                shown = [output.get("data", {}).get("text/html", "") for output in cell["outputs"]]
+                widgets[name] = states.widget(name, "".join("".join(page) for page in shown))
+                page = {"text/html": WIDGET.format(name)}
+                made = {"output_type": "display_data", "metadata": {}, "data": page}
+                cell["outputs"].append(made)
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"].setdefault("tags", []).append("hide-input")
 

@@ -1,12 +1,16 @@
 """How Sphinx reads the course. build.py runs it; nothing here reaches for the network."""
 
+import json
 import sys
 from pathlib import Path
+
+from sphinx.search import languages
 
 import ddpz_lite
 
 sys.path.insert(0, str(Path(__file__).parent))
 from docstrings import as_rst
+from searching import SearchWithChinese
 
 project = "ddpz-lite"
 version = release = ddpz_lite.__version__
@@ -31,10 +35,21 @@ python_maximum_signature_line_length = 80
 html_theme = "furo"
 html_title = "ddpz-lite"
 html_theme_options = {"light_css_variables": {"code-font-size": "0.77rem"}}  # lines fit the page
+html_static_path = ["site.css", "states.js", "widgets.js"]
+html_css_files = ["site.css"]
+html_show_search_summary = False  # it would be fetched, which a page from a file may not
 html_copy_source = False
 html_domain_indices = False
 html_show_sourcelink = False
 html_show_copyright = False
+
+# Where the course lies, once it has addresses.
+plan = Path(__file__).parent / "lessons/plan.json"
+addresses = json.loads(plan.read_text(encoding="utf-8"))["addresses"] if plan.exists() else {}
+html_baseurl = addresses.get("site", "")
+if repository := addresses.get("repository"):
+    icon = {"name": "Repository", "url": repository, "html": "Repository", "class": ""}
+    html_theme_options["footer_icons"] = [icon]
 
 
 def _docstring(app, what, name, obj, options, lines):
@@ -42,4 +57,5 @@ def _docstring(app, what, name, obj, options, lines):
 
 
 def setup(app):
+    languages[language] = SearchWithChinese
     app.connect("autodoc-process-docstring", _docstring)

@@ -152,8 +152,26 @@ def _exercise_commands(commands) -> None:
     export.add_argument("dir", metavar="DIR", help="a folder that is new or empty")
     export.add_argument("--lessons", nargs="+", metavar="NN", help="as 00 01 02 (default: all)")
 
-    purpose = "what of the exercises is solved, and with how many hints"
-    _command(commands, "progress", f"show {purpose}", "ddpz progress")
+    _command(
+        commands,
+        "copies",
+        "bring your own copies in my/ up to date; what you wrote in them is kept",
+        "ddpz copies",
+    )
+
+    progress = _command(
+        commands,
+        "progress",
+        "show what of the exercises is solved, and with how many hints",
+        "ddpz progress",
+    )
+    progress.add_argument(
+        "--reset",
+        nargs="*",
+        type=lesson_number,
+        metavar="NN",
+        help="forget it all, or these lessons; what was kept goes to a file beside",
+    )
 
 
 def _grade_command(commands) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
 
 from tqdm import tqdm
@@ -54,6 +55,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--figure draws what --growth measures: give both.")
     if options.figure and not Path(options.figure).resolve().parent.is_dir():
         raise UserError(f"there is no folder for {options.figure}; make it first.")
+    if options.figure:
+        importlib.import_module("matplotlib")  # missing: said now, not after the measurement
 
 
 def _row(name: str, times: dict[str, bench.Times], peers: bool) -> str:

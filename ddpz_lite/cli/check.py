@@ -15,9 +15,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
+from ddpz_lite import attended
 from ddpz_lite.cli.kernel import AsyncManager
 from ddpz_lite.cli.lessons import ANSI
-from ddpz_lite.cli.shared import UserError, folder
+from ddpz_lite.cli.shared import UserError, exercises, shown
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Task, lessons, tasks
 
@@ -41,7 +42,10 @@ def run(options: Namespace) -> int:
     notebook = _read(path)
     stopped = _execute(notebook, path, options.timeout)
     lines = [_line(task, notebook, stopped) for task in tasks(options.lesson)]
-    print(table(lines))
+    if not options.dir:
+        print(shown(path))
+    text = table(lines)
+    print(coloured(text) if attended.colour() else text)
     return 0 if all(line.points == line.task.points for line in lines) else 1
 
 
@@ -59,13 +63,20 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
+def coloured(text: str) -> str:
+    """The table with what is solved in green and what is not in red."""
+    text = re.sub(r"  solved$", "  \x1b[1;32msolved\x1b[0m", text, flags=re.M)
+    return re.sub(r"  not yet(?=: )", "  \x1b[1;31mnot yet\x1b[0m", text)
+
+
 def _find(lesson: str, where: str | None) -> Path:
     if lesson not in lessons():
         raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")
-    place = Path(where) if where else folder("exercises")
-    found = sorted(place.glob(f"{lesson}_*.ipynb"))
+    places = [Path(where)] if where else exercises()
+    name = f"{lesson}_*.ipynb"
+    place, found = next(((p, f) for p in places if (f := sorted(p.glob(name)))), (places[-1], []))
     if not found:
-        raise UserError(f"no notebook {lesson}_*.ipynb in {place}/. Say where it is with --dir.")
+        raise UserError(f"no notebook {name} in {place}/. Say where it is with --dir.")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"more than one notebook for {lesson} in {place}/: {names}. Keep one.")

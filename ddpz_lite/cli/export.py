@@ -16,13 +16,13 @@ from pathlib import Path
 import nbformat
 
 from ddpz_lite.cli.shared import UserError, folder
+from ddpz_lite.course.copies import MY
 from ddpz_lite.grade import notebooks
 
 AS_THEY_ARE = (
     ".ci/environment.py",
     ".devcontainer/devcontainer.json",
     ".gitattributes",
-    ".gitignore",
     "AGENTS.md",
     "LICENSE",
     "environment.yml",
@@ -71,6 +71,7 @@ def _write(root: Path, out: Path, lessons: Sequence[Path]) -> list[str]:
     for name in (*AS_THEY_ARE, *(f"lessons/{name}" for name in WORDS)):
         if (root / name).exists():
             _copy(root / name, out / name)
+    _text(out / ".gitignore", _ignored((root / ".gitignore").read_text(encoding="utf-8")))
     for path in lessons:
         _copy(path, out / "lessons" / path.name)
     (out / "exercises").mkdir()
@@ -102,6 +103,12 @@ def _row(lesson: str, exercises: Sequence[str]) -> str:
     number = lesson[:2]
     links = [f"[{name[:2]}](exercises/{name})" for name in exercises if name[:2] == number]
     return f"| [{words}](lessons/{lesson}) | {' '.join(links)} |"
+
+
+def _ignored(text: str) -> str:
+    """What git ignores in a student's repository: not their work, which they hand in by it."""
+    parts = text.split("\n\n")
+    return "\n\n".join(part for part in parts if f"\n{MY}/" not in part)
 
 
 def _for_learners(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 
 from ddpz_lite.cli.shared import UserError
 from ddpz_lite.grade.progress import Mark, Progress
@@ -12,13 +13,31 @@ BAR = 10  # characters
 
 
 def run(options: Namespace) -> int:
-    """Print the table over all tasks."""
+    """Print the table over all tasks; with --reset forget them first."""
     try:
         progress = Progress.load()
     except ValueError as error:
         raise UserError(str(error)) from None
+    if options.reset is not None:
+        print(_reset(progress, options.reset or lessons()))
+        return 0
     print(table([task for lesson in lessons() for task in tasks(lesson)], progress))
     return 0
+
+
+def _reset(progress: Progress, numbers: Sequence[str]) -> str:
+    """Forget the marks of these lessons' tasks, and say where they are still kept."""
+    if unknown := sorted({*numbers} - {*lessons()}):
+        there = ", ".join(lessons())
+        raise UserError(f"lesson {unknown[0]!r} has no exercises; these have: {there}.")
+    forgotten = [task for task in progress.marks if task.partition(".")[0] in numbers]
+    if not forgotten:
+        return "There is nothing to forget."
+    before = progress.copy()
+    for task in forgotten:
+        del progress.marks[task]
+    progress.save()
+    return f"Forgot {len(forgotten)} tasks. As it was before: {before}"
 
 
 def table(there: list[Task], progress: Progress) -> str:
@@ -28,7 +47,7 @@ def table(there: list[Task], progress: Progress) -> str:
         first = there[0]
         return (
             f"Nothing is solved yet: {len(there)} tasks are waiting. The first is {first.id}, "
-            f"about {first.minutes} minutes, in exercises/; lesson {first.lesson} leads to it."
+            f"about {first.minutes} minutes, in my/exercises/; lesson {first.lesson} leads to it."
         )
     width = max(len(task.id) for task in there)
     rows = [f"{'task':<{width}}  {'':<{BAR}}  points    hints"]

@@ -6,6 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from ddpz_lite.course.copies import MY
+
 CHECKOUT = Path(__file__).resolve().parents[2]  # where this package's course lies, if it has one
 IMPORTED_AS = {"PIL": "pillow"}  # import name: name of the package
 
@@ -25,6 +27,19 @@ def folder(name: str) -> Path:
     raise UserError(f"no notebook in {name}/. Run it in the folder of the course.")
 
 
+def exercises() -> list[Path]:
+    """Where exercises may lie, first of all the learner's own copies."""
+    blank = folder("exercises")
+    mine = blank.parent / MY / "exercises"
+    return [mine, blank] if any(mine.glob("*.ipynb")) else [blank]
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
 def lesson_number(text: str) -> str:
     """A lesson's number as its file has it: "3" is "03", and "3b" is "03b"."""
     return text.zfill(2 + text.endswith("b")) if re.fullmatch(r"\d{1,2}b?", text) else text
@@ -40,6 +55,6 @@ def missing(error: ModuleNotFoundError) -> UserError | None:
         return None
     for line in wanted:
         if found := re.match(rf"{re.escape(package)}\b(?!-).*extra == [\"'](\w+)", line):
-            cure = f'pip install "ddpz-lite[{found[1]}]", or in the course\'s folder: make setup'
+            cure = f'in the folder of the course: pip install ".[{found[1]}]", or make setup'
             return UserError(f"{package} is not installed. Cure: {cure}.")
     return None

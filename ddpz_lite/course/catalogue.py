@@ -1,7 +1,8 @@
 """The lessons of the course, as the folder and the notebooks' own metadata say.
 
 A lesson is `lessons/NN_name.ipynb`; its second notebook, where it has one, `NNb_name.ipynb`. What
-is not written yet stands in `lessons/plan.json`, beside the names of the groups.
+is not written yet stands in `lessons/plan.json`, beside the names of the groups and the addresses
+of the course.
 """
 
 from __future__ import annotations
@@ -70,12 +71,16 @@ class Course:
     exercises   by the number of the lesson
     groups      (the number of its first lesson, its name)
     way         the lesson at which the short way to ZeRO ends
+    repository  the address of the course's repository; "" as long as it has none
+    site        and of its pages
     """
 
     lessons: tuple[Lesson, ...]
     exercises: dict[str, Exercise]
     groups: tuple[tuple[str, str], ...]
     way: str
+    repository: str = ""
+    site: str = ""
 
     @property
     def written(self) -> list[Lesson]:
@@ -111,6 +116,7 @@ def read(root: Path) -> Course:
         {number_of(path): _exercise(path) for path in sorted(root.glob("solutions/*.ipynb"))},
         tuple(sorted(plan["groups"].items())),
         plan["way"],
+        **plan["addresses"],
     )
 
 

@@ -1,21 +1,24 @@
 """What follows from the notebooks and is written by no hand: map, tables, sums and links.
 
 In a Markdown page a block stands between two comments, `<!-- ddpz course: NAME -->` and
-`<!-- end -->`. In a notebook it is the last cell, with `{"generated": "links"}` in its metadata.
+`<!-- end -->`. In a notebook it is the last cell, with `{"generated": "links"}` in its metadata,
+and the first words of code (see `start`).
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 
 from .catalogue import Course, Incomplete, Lesson
 from .picture import described, drawn
+from .start import begin_exercise, begin_lesson
 
+TASKS = Path(__file__).resolve().parents[1] / "tasks"
 BLOCK = "<!-- ddpz course: {} -->"
 END = "<!-- end -->"
 LINKS = "links"  # the id of the generated cell, and what its metadata says
@@ -30,15 +33,17 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
         root / "lessons/map.svg": drawn(course),
         root / "README.md": _filled(root / "README.md", _front(course)),
         root / "lessons/README.md": _filled(root / "lessons/README.md", _map(course)),
+        root / "exercises/README.md": _filled(root / "exercises/README.md", {"inside": _inside()}),
     }
     for lesson in course.written:
         path = root / "lessons" / str(lesson.file)
-        wanted[path] = _linked(path, lesson_links(course, lesson))
+        wanted[path] = _linked(path, lesson_links(course, lesson), begin_lesson, course)
     by_number = {lesson.number: lesson for lesson in course.written}
     for number, exercise in course.exercises.items():
         if number in by_number:
             path = root / "solutions" / exercise.file
-            wanted[path] = _linked(path, exercise_links(course, by_number[number]))
+            links = exercise_links(course, by_number[number])
+            wanted[path] = _linked(path, links, begin_exercise, course)
     return {
         path: text
         for path, text in wanted.items()
@@ -90,17 +95,18 @@ def _link(lesson: Lesson, folder: str = "") -> str:
     return f"[{lesson.name}]({folder}{lesson.file})"
 
 
-def _linked(path: Path, text: str) -> str:
-    """The notebook's file with `text` as its last, generated cell."""
+def _linked(path: Path, text: str, begin: Callable, course: Course) -> str:
+    """The notebook's file with its first words of code, and `text` as its last cell."""
     notebook = nbformat.v4.reads(path.read_text(encoding="utf-8"))
-    notebook.cells = [cell for cell in notebook.cells if not is_generated(cell)]
+    if any(cell.cell_type == "code" for cell in notebook.cells):
+        begin(notebook, course.repository)
+    notebook.cells = [cell for cell in notebook.cells if not _is_links(cell)]
     about = {"ddpz": {"generated": LINKS}}
     notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=LINKS, metadata=about))
     return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
 
 
-def is_generated(cell: nbformat.NotebookNode) -> bool:
-    """Whether a cell is one that `ddpz course` writes."""
+def _is_links(cell: nbformat.NotebookNode) -> bool:
     return cell.metadata.get("ddpz", {}).get("generated") == LINKS
 
 
@@ -115,7 +121,16 @@ def _front(course: Course) -> dict[str, str]:
         exercise = f"[{lesson.number}](exercises/{own.file}) " if own else ""
         title = f"[{lesson.name}](lessons/{lesson.file}){_second(lesson)}"
         rows.append(f"| {title} | {lesson.learn} | {exercise}|")
-    return {"table": "\n".join(rows), "planned": _planned(course)}
+    return {"get": _get(course), "table": "\n".join(rows), "planned": _planned(course)}
+
+
+def _get(course: Course) -> str:
+    """How to get the course, with its address if it has one."""
+    clone = f"git clone {course.repository or '<this repository>'} ddpz-lite && cd ddpz-lite"
+    lab = "make lab     # creates .venv, installs the course, opens JupyterLab at lesson 00"
+    test = "make test    # the same set-up if needed, then the tests and all notebooks"
+    text = "\n".join(["```sh", clone, lab, test, "```"])
+    return f"{text}\n\nTo read first, without installing: <{course.site}>" if course.site else text
 
 
 def _planned(course: Course) -> str:
@@ -184,6 +199,18 @@ def _abilities(course: Course) -> str:
         abilities = "\n".join(f"- {can}" for can in lesson.can_do)
         sections.append(f"### {lesson.number} {lesson.title}\n\n{abilities}")
     return "\n\n".join(sections)
+
+
+def _inside() -> str:
+    """Which lessons judge what only an answer's own process can tell: their jobs look beside it."""
+    jobs = sorted(TASKS.glob("lesson*/job.py"))
+    numbers = [job.parent.name[6:] for job in jobs if "grade.beside import" in job.read_text()]
+    lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"
+    return _wrapped(
+        "What lies in memory, what was changed there, and how far backward has come, only the "
+        f"answer's own process can tell (lessons {lessons}). Whoever tampers with that there can "
+        "deceive those few aspects, never the values or the traffic."
+    )
 
 
 def _second(lesson: Lesson) -> str:

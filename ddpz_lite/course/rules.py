@@ -27,6 +27,7 @@ from pathlib import Path
 import nbformat
 
 from .catalogue import CAN_WAIT, NUMBER
+from .start import START, without
 
 PARTS = (
     "header",
@@ -250,8 +251,9 @@ def fresh(notebook) -> Iterator[str]:
 
 
 def code_hash(notebook) -> str:
-    """A short hash of all code, in order."""
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    """A short hash of all code that an author wrote, in order."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id != START]
+    code = [without(cell.source) for cell in code]
     return hashlib.sha256("\0".join(code).encode()).hexdigest()[:16]
 
 

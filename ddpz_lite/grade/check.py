@@ -6,15 +6,18 @@ notebook (nbval, a CI job) sees it too.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
-from .progress import Progress
+from .. import attended
+from .progress import Progress, own_work
 from .score import Verdict, score
 from .task import Task, find
 
 WIDTH = 92
 MARKS = {"pass": "pass", "fail": "FAIL", "not judged": "  - "}
+COLOURS = {"pass": "1;32", "FAIL": "1;31"}  # ANSI: bold green, bold red
 
 
 class CheckFailed(AssertionError):
@@ -42,13 +45,14 @@ class _Check:
 
         task = find(task_id)
         verdict = score(task, observe(task, answer, draw(task)))
-        _keep(verdict)
+        keep(verdict)
         if verdict.status == "not attempted":
             raise NotAttempted(
                 f"{task.id} is not solved yet: {task.points} points, about {task.minutes} minutes. "
                 f'Where to begin: check.hint("{task.id}")'
             )
-        print(told(task, verdict))
+        text = told(task, verdict)
+        print(coloured(text) if attended.colour() else text)
         if not verdict.solved:
             raise CheckFailed(f"{task.id}: {verdict.points} of {verdict.out_of} points")
 
@@ -90,13 +94,23 @@ def told(task: Task, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def coloured(text: str) -> str:
+    """A verdict with its marks in colour. The words say the same without it."""
+    for mark, colour in COLOURS.items():
+        text = re.sub(rf"^  {mark}(?=  )", f"  \x1b[{colour}m{mark}\x1b[0m", text, flags=re.M)
+    return text
+
+
 def _wrapped(lead: str, text: str) -> str:
     return textwrap.fill(
         text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_long_words=False
     )
 
 
-def _keep(verdict: Verdict) -> None:
+def keep(verdict: Verdict) -> None:
+    """Note the points in the learner's progress, unless the work is not theirs."""
+    if not own_work():
+        return
     progress = Progress.load()
     mark = progress.of(verdict.task)
     mark.out_of = verdict.out_of

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from .task import Task, lessons, tasks
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 STUB = "raise NotImplementedError"
+WHEN_SOLVED = "When solved:"
 IMPORT = "from ddpz_lite import check"
 ROLES = ("text", "answer", "check")
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -67,7 +69,7 @@ def make(path: Path) -> tuple[str, str]:
 
 
 def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The learner's copy: stubs for solutions, and no output but what a solved check says."""
+    """The learner's copy: stubs for solutions; no output but, folded, what a solved check says."""
     notebook = copy.deepcopy(notebook)
     about = {task.id: task for task in tasks(notebook.metadata["ddpz"]["exercise"])}
     notebook.metadata = nbformat.from_dict(
@@ -77,15 +79,21 @@ def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             "language_info": {"name": "python"},
         }
     )
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for count, cell in enumerate(code, 1):
-        cell.outputs, cell.execution_count = [], None
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
         if role(cell) == "answer":
             cell.source = stubbed(cell.source)
         elif role(cell) == "check":
-            said = nbformat.v4.new_output("stream", name="stdout", text=praise(about[of(cell)]))
-            cell.outputs, cell.execution_count = [said], count
+            cell.outputs = [_folded(praise(about[of(cell)]))]
     return notebook
+
+
+def _folded(text: str) -> nbformat.NotebookNode:
+    """The output of a check that has not run: closed, so that nobody takes it for a verdict."""
+    page = f"<details><summary>{WHEN_SOLVED}</summary><pre>{html.escape(text)}</pre></details>"
+    data = {"text/html": page, "text/plain": f"{WHEN_SOLVED}\n\n{text}"}
+    return nbformat.v4.new_output("display_data", data=data)
 
 
 def praise(task: Task) -> str:
@@ -180,6 +188,8 @@ def _cells(notebook: nbformat.NotebookNode, there: dict[str, Task]) -> Iterator[
     seen = []
     for cell in notebook.cells:
         part, task = role(cell), of(cell)
+        if "generated" in cell.metadata.get("ddpz", {}):
+            continue
         where = f"cell {cell.get('id')!r}"
         if cell.cell_type == "code" and part not in ("given", "widget", "answer", "check"):
             yield f"{where} has no role: given, widget, answer or check, in its metadata `ddpz`"
@@ -200,8 +210,8 @@ def _cells(notebook: nbformat.NotebookNode, there: dict[str, Task]) -> Iterator[
             if missing
             else "cells are not in the order of the tasks, each with text, answer, check, once"
         )
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if role(code[0]) != "given" or IMPORT not in code[0].source:
+    first = next((cell for cell in notebook.cells if role(cell) in ("given", "answer")), None)
+    if first is None or role(first) != "given" or IMPORT not in first.source:
         yield f"the first code cell must be given and hold {IMPORT!r}"
 
 

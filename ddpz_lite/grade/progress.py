@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,6 +49,12 @@ class Progress:
     def of(self, task: str) -> Mark:
         return self.marks.setdefault(task, Mark())
 
+    def copy(self) -> Path:
+        """Copy the file as it is now to one beside it, and return that."""
+        beside = self.path.with_name("progress-before-reset.json")
+        shutil.copy(self.path, beside)
+        return beside
+
     def save(self) -> None:
         """Write the file whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +70,14 @@ class Progress:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise
+
+
+def own_work() -> bool:
+    """Whether what runs in this folder is the learner's: in solutions/ it is the course's."""
+    try:
+        return Path.cwd().name != "solutions"
+    except FileNotFoundError:  # the folder has been deleted
+        return True
 
 
 def home() -> Path:

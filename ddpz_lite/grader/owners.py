@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from .places import COURSE, Folder, Inside, OnDisk, Paper, below, gathered, on_disk, within
+from .places import COURSE, WORK, Folder, Inside, OnDisk, Paper, below, gathered, on_disk, within
 from .submission import NotTaken
 from .text import in_path
 from .zips import InZip, unzipped
@@ -64,7 +64,9 @@ def is_exercise(stem: str, names: Sequence[str]) -> bool:
 def _owner(place: str) -> str:
     """Whose folder it is: a folder of the course is that of whoever has the checkout."""
     path = Path(place)
-    return path.parent.name if path.name in COURSE else path.name
+    while path.name in (*COURSE, *WORK):
+        path = path.parent
+    return path.name
 
 
 def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:

@@ -30,7 +30,8 @@ TOO_DEEP = f"folders are nested more than {DEPTH} deep; hand in the notebooks in
 JUNK = ("__MACOSX", "__pycache__", "node_modules", "site-packages", "venv")
 JUNK_FILES = ("thumbs.db", "desktop.ini")
 # A copy of the whole course is known by its folders. Its own notebooks are nobody's answers.
-WORK = ("exercises", "my")  # where a learner works in it
+MY = "my"
+WORK = ("exercises", MY)  # where a learner works in it
 OURS = ("lessons", "solutions", "ddpz_lite")
 COURSE = ("exercises", "solutions")  # folders that name no student
 
@@ -161,14 +162,29 @@ def within(folder: Folder) -> Inside:
     found = Inside([], list(here.papers), list(here.others), list(here.problems))
     for one in here.folders:
         if one.name in course:
-            inner = one.inside
-            found.folders += inner.folders
-            found.papers += inner.papers
-            found.others += inner.others
-            found.problems += inner.problems
+            _add(found, _copies(one) if one.name == MY else one.inside)
         elif not checkout:
             found.folders.append(one)
     return found
+
+
+def _copies(mine: Folder) -> Inside:
+    """What lies in my/: its exercises, and not its lessons, which are nobody's answers."""
+    here = mine.inside
+    found = Inside([], list(here.papers), list(here.others), list(here.problems))
+    for one in here.folders:
+        if one.name == "exercises":
+            _add(found, one.inside)
+        elif one.name not in OURS:
+            found.folders.append(one)
+    return found
+
+
+def _add(found: Inside, inner: Inside) -> None:
+    found.folders += inner.folders
+    found.papers += inner.papers
+    found.others += inner.others
+    found.problems += inner.problems
 
 
 def below(folder: Folder) -> Iterator[Inside]:

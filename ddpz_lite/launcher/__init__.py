@@ -78,6 +78,8 @@ def launch(
         SERVER.warm()  # it imports torch while this process does
         orders = _orders(call, world_size, backend, network, record, float(timeout))
         return _run(orders, Printer(world_size, output))
+    except RankFailed as error:
+        raise error.with_traceback(None) from error.__cause__  # see the note below
     except KeyboardInterrupt as error:
         # [Note: frames] The launcher's frames say nothing to a learner. In a script one is left;
         # IPython asks the error how it wants to be shown. It stays a plain KeyboardInterrupt, by

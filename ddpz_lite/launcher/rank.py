@@ -23,8 +23,10 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .. import callsite
@@ -123,6 +125,7 @@ def _settle(orders: Orders) -> None:
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
     callsite.set_cells(orders.labels)
     bdb.Bdb.set_trace = _no_debugger  # every debugger's breakpoint comes through here
+    warnings.showwarning = partial(_warn, orders.rank)
     if "numpy" in sys.modules:  # torch and random reseed themselves in a fork, numpy does not
         sys.modules["numpy"].random.seed()
 
@@ -150,6 +153,27 @@ def _settle_streams() -> None:
         stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _warn(
+    rank: int,
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """A warning with the learner's line: torch's own file, or one of ours, would say nothing.
+
+    That something is deprecated is the same on all ranks, and rank 0 says it.
+    """
+    if rank and issubclass(category, (FutureWarning, DeprecationWarning)):
+        return
+    own = not callsite.is_library(filename)
+    where = callsite.label(filename, lineno) if own else callsite.caller()
+    place = "" if where == callsite.UNKNOWN else f"{where}: "
+    print(f"{place}{category.__name__}: {message}", file=file or sys.stderr)
 
 
 def _no_debugger(*_: Any, **__: Any) -> None:

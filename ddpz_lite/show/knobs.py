@@ -32,7 +32,8 @@ Draw = Callable[..., "tuple[Figure, str, Table]"]
 class Knob:
     """What can be turned: a label, the values in order, the one it starts with, and their unit.
 
-    step: their distance if they are numbers that a slider can reach, else None.
+    step: their distance if they are numbers that a slider can reach, else None. until: takes the
+    other knobs' values by name and returns the highest value that there is with them.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Knob:
     default: Any
     unit: str = ""
     step: float | None = None
+    until: Callable[..., float] | None = None
 
     def __post_init__(self) -> None:
         if not self.label.strip():
@@ -63,9 +65,19 @@ class Knob:
 
 
 def slider(
-    label: str, low: float, high: float, *, default: float, step: float = 1, unit: str = ""
+    label: str,
+    low: float,
+    high: float,
+    *,
+    default: float,
+    step: float = 1,
+    unit: str = "",
+    until: Callable[..., float] | None = None,
 ) -> Knob:
-    """A knob from low to high, both included, in equal steps."""
+    """A knob from low to high, both included, in equal steps.
+
+    until: where the other knobs leave fewer, a function of their values, by name: the highest.
+    """
     if step <= 0 or high <= low:
         raise ValueError(
             f"explore: {label!r} needs step > 0 and high > low, got step {step}, {low} to {high}."
@@ -76,7 +88,7 @@ def slider(
         low + i * step if isinstance(step, int) else round(low + i * step, digits)
         for i in range(count + 1)
     )
-    return Knob(label, values, default, unit, step)
+    return Knob(label, values, default, unit, step, until)
 
 
 def options(label: str, values: Sequence[Any], *, default: Any, unit: str = "") -> Knob:
@@ -98,7 +110,16 @@ class Explorer:
         if name not in self.knobs or value not in self.knobs[name].values:
             raise ValueError(f"explore: {value!r} is not a value of the knob {name!r}.")
         self.values[name] = value
+        for other, knob in self.knobs.items():
+            if knob.until:
+                self.values[other] = min(self.values[other], self.highest(other))
         return self.picture()
+
+    def highest(self, name: str) -> Any:
+        """The highest value of a knob, as the others stand now."""
+        knob = self.knobs[name]
+        others = {other: value for other, value in self.values.items() if other != name}
+        return knob.until(**others) if knob.until else knob.values[-1]
 
     def picture(self) -> str:
         """The figure for the present values, with alt text and table."""
@@ -134,25 +155,41 @@ def _view(explorer: Explorer, first: str) -> list[Any]:
     ipywidgets = need("ipywidgets")
     picture = ipywidgets.HTML(first)
     said = ipywidgets.HTML()
+    controls: dict[str, Any] = {}
+    settling: list[str] = []  # while a slider's end is moved, it is not being turned
 
     def say() -> None:
         said.value = f'<p role="status"><small>Drawn for {prose(explorer.setting)}.</small></p>'
 
     def control(name: str, knob: Knob) -> Any:
         def turned(change: dict[str, Any]) -> None:
+            if settling:
+                return
             try:
                 picture.value = explorer.turn(name, knob.nearest(change["new"]))
             except Exception as error:
                 picture.value = f'<p role="alert">The figure failed: {html.escape(repr(error))}</p>'
                 raise
+            settle()
             say()
 
         made = _control(knob)
         made.observe(turned, names="value")
         return made
 
+    def settle() -> None:
+        """Let each slider end where the other knobs say."""
+        settling.append("now")
+        for name, knob in explorer.knobs.items():
+            if knob.until:
+                controls[name].max = explorer.highest(name)
+                controls[name].value = explorer.values[name]
+        settling.clear()
+
+    controls |= {name: control(name, knob) for name, knob in explorer.knobs.items()}
+    settle()
     say()
-    return [*(control(name, knob) for name, knob in explorer.knobs.items()), picture, said]
+    return [*controls.values(), picture, said]
 
 
 def _control(knob: Knob) -> Any:

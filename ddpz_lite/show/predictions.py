@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpz_lite import attended
 from ddpz_lite.show.live import show_live
 from ddpz_lite.show.page import in_notebook, prose, written
 from ddpz_lite.show.style import need
@@ -71,7 +72,7 @@ class Prediction:
         The prediction is fixed from now on.
         """
         measured = _number("a measurement", measured)
-        if self.committed is None and _can_ask():
+        if self.committed is None and attended.notebook():
             self._ask()
         self.measured = measured
         if self._control is not None:
@@ -174,15 +175,6 @@ def _asked(prediction: Prediction) -> str:
     if prediction.within is None:
         return prediction.question
     return f"{prediction.question} ({100 * prediction.within:.3g}% off is close.)"
-
-
-def _can_ask() -> bool:
-    """Whether someone sits at this kernel: what executes stored notebooks takes no input."""
-    if not in_notebook():
-        return False
-    from IPython import get_ipython
-
-    return bool(getattr(get_ipython().kernel, "_allow_stdin", False))
 
 
 def _read(text: str) -> float:

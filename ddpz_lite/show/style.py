@@ -87,7 +87,7 @@ def need(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"ddpz_lite.show draws with {module.split('.')[0]}, which is not installed. "
-            f'Install what notebooks need: pip install "ddpz-lite[lab]"'
+            f'Install what notebooks need: in the folder of the course, pip install ".[lab]"'
         ) from error
 
 

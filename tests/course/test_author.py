@@ -136,7 +136,13 @@ def small(tmp_path):
     """The lessons' pages, and lessons 00 to 03 with the exercise of 03, to be spoilt."""
     for folder in (*FOLDERS, "tests/answers"):
         (tmp_path / folder).mkdir(parents=True)
-    for pattern in ("lessons/0[0-3]_*", "solutions/03_*", "exercises/03_*", "lessons/*.md"):
+    for pattern in (
+        "lessons/0[0-3]_*",
+        "solutions/03_*",
+        "exercises/03_*",
+        "exercises/*.md",
+        "lessons/*.md",
+    ):
         for path in ROOT.glob(pattern):
             shutil.copy(path, tmp_path / path.relative_to(ROOT))
     for name in ("README.md", "tests/answers/lesson03.py"):

@@ -82,7 +82,8 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys):
     assert main(["check", "03"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("ddpz check: nbformat is not installed. Cure: ")
-    assert 'pip install "ddpz-lite[lab]"' in error and len(error.splitlines()) == 1
+    assert 'in the folder of the course: pip install ".[lab]"' in error
+    assert len(error.splitlines()) == 1
 
 
 REQUIRES = [
@@ -102,7 +103,7 @@ REQUIRES = [
 def test_a_module_is_looked_up_by_the_name_of_its_package(module, extra, monkeypatch):
     monkeypatch.setattr(shared.metadata, "requires", lambda name: REQUIRES)
     told = shared.missing(ModuleNotFoundError(name=module))
-    assert (told is None) if extra is None else (f"ddpz-lite[{extra}]" in str(told))
+    assert (told is None) if extra is None else (f'".[{extra}]"' in str(told))
 
 
 @pytest.mark.parametrize(

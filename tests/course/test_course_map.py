@@ -142,6 +142,29 @@ def test_the_picture_shows_every_lesson_as_it_is(course):
     assert int(drawing.get("height")) > max(tops) + picture.HEIGHT
 
 
+# ---- pages that list lessons ----
+
+
+def test_the_lessons_that_judge_memory_are_those_whose_jobs_look_at_it():
+    said = pages._inside()
+    numbers = set(re.findall(r"\d\d", said.partition("(lessons ")[2].partition(")")[0]))
+    for path in ROOT.glob("ddpz_lite/tasks/lesson*/job.py"):
+        measures = re.search(r"\b(Holding|Kept|tell_when_reached)\(", path.read_text())
+        assert (path.parent.name[6:] in numbers) == bool(measures), path
+
+
+def test_every_schedule_has_lessons_that_exist_after_those_that_they_need():
+    text = (ROOT / "exercises/CLASS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]*(?:weeks|days)[^|]* \| ([\d b·]+) \|$", text, re.M)
+    needs = {lesson.number: lesson.needs for lesson in COURSE.written}
+    assert len(rows) == 3
+    for row in rows:
+        numbers = re.findall(r"\d\db?", row)
+        assert numbers == sorted(set(numbers)) and set(numbers) <= set(needs)
+        for place, number in enumerate(numbers):
+            assert set(needs[number]) <= set(numbers[:place]), (row, number)
+
+
 # ---- the command ----
 
 
@@ -150,7 +173,9 @@ def small(tmp_path, monkeypatch):
     """Our course's pages and three of its notebooks, with the command at work there."""
     (tmp_path / "lessons").mkdir()
     (tmp_path / "solutions").mkdir()
+    (tmp_path / "exercises").mkdir()
     shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copy(ROOT / "exercises/README.md", tmp_path / "exercises")
     for name in ("README.md", "plan.json", "map.svg"):
         shutil.copy(ROOT / "lessons" / name, tmp_path / "lessons")
     for number in ("00", "01", "02"):
@@ -188,6 +213,21 @@ def test_a_changed_title_changes_every_page_that_names_it(small):
     names = {p.relative_to(small).as_posix() for p in stale}
     assert {"README.md", "lessons/README.md", "lessons/map.svg"} <= names
     assert {"lessons/00_start_here.ipynb", "solutions/01_one_device.ipynb"} <= names
+
+
+def test_the_addresses_of_the_course_come_from_one_place(small):
+    main(["course"])
+    path = small / "lessons/plan.json"
+    assert "git clone <this repository> ddpz-lite" in (small / "README.md").read_text()
+    plan = json.loads(path.read_text())
+    assert plan["addresses"].keys() == {"repository", "site"}
+    plan["addresses"] = {"repository": "https://a.example/b", "site": "https://c.example"}
+    path.write_text(json.dumps(plan))
+    main(["course"])
+    readme = (small / "README.md").read_text()
+    assert "git clone https://a.example/b ddpz-lite" in readme and "<https://c.example>" in readme
+    first = rules.read(small / "lessons/00_start_here.ipynb").cells[2].source
+    assert "git+https://a.example/b`" in first
 
 
 def spoil(path, old, new):

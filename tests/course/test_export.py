@@ -78,6 +78,8 @@ def test_it_has_what_was_chosen_and_what_that_needs(copy):
     needed = {"README.md", "Makefile", "requirements.lock", "pyproject.toml", ".ci/environment.py"}
     assert needed | {"environment.yml", ".gitignore", "LICENSE", "exercises/README.md"} <= there
     assert not [name for name in there if "__pycache__" in name or "cli/student" in name]
+    ignored = (copy / ".gitignore").read_text().splitlines()
+    assert "my/" not in ignored and ".venv/" in ignored, "students hand in by git"
 
 
 def test_its_links_lead_somewhere_and_keep_their_words(copy):
@@ -126,7 +128,8 @@ def test_its_makefile_works(copy):
     for target in ("lab", "lessons", "progress"):
         code, text = make("-n", target)
         assert code == 0 and ".ci/environment.py" in text, target
-    assert "/lab/tree/lessons/00_start_here.ipynb" in make("-n", "lab")[1]
+    lab = make("-n", "lab")[1]
+    assert "/lab/tree/my/lessons/00_start_here.ipynb" in lab and "ddpz copies" in lab
     assert "ddpz check 08" in make("-n", "check", "EXERCISE=08")[1]
 
 

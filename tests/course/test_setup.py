@@ -192,6 +192,14 @@ def test_make_help_lists_every_target():
     assert {"lab", "test", "lessons", "exercises", "test-quick", "lint", "clean"} <= set(listed)
 
 
+def test_make_lab_fills_the_learners_copies_and_opens_them():
+    done = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    (copies,) = (number for number, line in enumerate(lines) if "ddpz copies" in line)
+    assert "my/lessons/00_start_here.ipynb" in lines[copies + 1] and "jupyterlab" in lines[-1]
+    assert "`my/exercises`" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_have_few_rights_and_a_deadline(name):
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
@@ -208,6 +216,17 @@ def test_the_tests_that_a_workflow_leaves_out_are_there():
     assert deselected
     for path, name in deselected:
         assert f"def {name}(" in (ROOT / path).read_text()
+
+
+def test_the_site_is_published_by_a_workflow_that_may_do_nothing_else():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert jobs["publish"]["needs"] == "build" and "PAGES" in jobs["build"]["if"]
+    assert "make book" in runs("pages") and jobs["build"]["steps"][-1]["with"]["path"] == (
+        "build/book/html"
+    )
 
 
 def test_ci_tests_the_oldest_python_and_a_new_one():

@@ -6,6 +6,7 @@ It is general: a new task, notebook or wrong answer needs no line here.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import subprocess
 import sys
@@ -17,17 +18,19 @@ import pytest
 import small_course
 from answers import trying
 
+from ddpz_lite import attended
 from ddpz_lite.cli import check as command_check
 from ddpz_lite.cli import main
 from ddpz_lite.course import authoring, rules
 from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.check import NotAttempted, check
+from ddpz_lite.grade.check import CheckFailed, NotAttempted, check, keep
 from ddpz_lite.grade.notebooks import of, role
 from ddpz_lite.grade.progress import Progress
 from ddpz_lite.grade.run import draw, observe
-from ddpz_lite.grade.score import score
+from ddpz_lite.grade.score import Finding, Verdict, score
 from ddpz_lite.grade.task import find, tasks
 
+command = importlib.import_module("ddpz_lite.grade.check")  # `check` is the function, too
 TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
 
 
@@ -100,8 +103,13 @@ def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
     ids = [cell.id for cell in trying.master(lesson).cells]
     assert [cell.id for cell in notebook.cells] == ids
     for cell in notebook.cells:
-        if cell.cell_type == "code" and role(cell) != "check":
-            assert cell.outputs == [] and cell.execution_count is None
+        if cell.cell_type == "code":
+            assert cell.execution_count is None
+            assert len(cell.outputs) == (role(cell) == "check")
+        if role(cell) == "check":
+            data = cell.outputs[0].data
+            assert data["text/html"].startswith("<details><summary>When solved:</summary>")
+            assert data["text/plain"] == f"When solved:\n\n{notebooks.praise(find(of(cell)))}"
     for rule in (rules.headings, rules.alt_text, rules.plain_file):
         assert list(rule(notebook)) == []
 
@@ -122,6 +130,35 @@ def test_an_untouched_exercise_fails_with_a_kind_message(task, exercise, capsys)
     assert capsys.readouterr().out == ""
     mark = Progress.load().of(task.id)
     assert (mark.points, mark.tries) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "person", "no_colour", "wanted"),
+    [
+        (False, False, "", False),  # nbval, a pipe, a file
+        (True, False, "", True),
+        (False, True, "", True),
+        (True, True, "1", False),
+    ],
+)
+def test_a_verdict_has_colour_where_somebody_reads_it(
+    monkeypatch, capsys, terminal, person, no_colour, wanted
+):
+    findings = (Finding("right", 4, 4, "pass"), Finding("calls", 0, 1, "fail", "Two."))
+    verdict = Verdict("03.weighted_mean", "wrong", findings)
+    monkeypatch.setattr("ddpz_lite.grade.run.observe", lambda *words: [])
+    monkeypatch.setattr(command, "score", lambda *words: verdict)
+    monkeypatch.setattr(attended, "notebook", lambda: person)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    with pytest.raises(CheckFailed):
+        check("03.weighted_mean", None)
+    out = capsys.readouterr().out
+    assert ("\x1b" in out) == wanted
+    plain = command_check.ANSI.sub("", out)
+    assert plain == f"{command.told(find('03.weighted_mean'), verdict)}\n"
+    if wanted:
+        assert "  \x1b[1;32mpass\x1b[0m  right\n  \x1b[1;31mFAIL\x1b[0m  calls:" in out
 
 
 class OfLesson:
@@ -423,6 +460,15 @@ def test_the_line_of_a_task_says_what_became_of_it(ran, line):
     assert ("a hint" in lines) == ("solved" not in line)
 
 
+def test_the_table_in_a_terminal_has_colour():
+    task = find("03.weighted_mean")
+    lines = [command_check.Line(task, 5, "solved"), command_check.Line(task, 1, "not yet: both")]
+    text = command_check.table(lines)
+    shown = command_check.coloured(text)
+    assert command_check.ANSI.sub("", shown) == text
+    assert "\x1b[1;32msolved\x1b[0m\n" in shown and "\x1b[1;31mnot yet\x1b[0m: both" in shown
+
+
 def test_a_notebook_without_its_check_cell_is_told_so():
     notebook = small_course.master()
     notebook.cells.pop()
@@ -488,6 +534,33 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
     assert rows["sum"].split()[2:4] == ["3", "of"]
     assert rows["0"].startswith("0 of ")
+
+
+def test_progress_can_be_reset_as_a_whole_or_by_lesson(capsys):
+    progress = Progress.load()
+    for task in ("02.ring", "03.weighted_mean", "03.same_start"):
+        progress.of(task).points = 5
+    progress.save()
+    assert main(["progress", "--reset", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Forgot 2 tasks. As it was before: ")
+    before = Progress.load(Path(said.partition("before: ")[2].strip()))
+    assert set(before.marks) == {"02.ring", "03.weighted_mean", "03.same_start"}
+    assert set(Progress.load().marks) == {"02.ring"}
+    assert main(["progress", "--reset", "47"]) == 2
+    assert "lesson '47' has no exercises" in capsys.readouterr().err
+    assert main(["progress", "--reset"]) == 0 and not Progress.load().marks
+    assert main(["progress", "--reset"]) == 0
+    assert capsys.readouterr().out.endswith("There is nothing to forget.\n")
+
+
+def test_a_solution_that_runs_in_its_own_folder_is_nobodys_progress(monkeypatch, tmp_path):
+    verdict = Verdict("03.weighted_mean", "ok", (Finding("right", 5, 5, "pass"),))
+    for folder, points in (("solutions", 0), ("my/exercises", 5)):
+        (tmp_path / folder).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        keep(verdict)
+        assert Progress.load().of("03.weighted_mean").points == points
 
 
 def test_progress_that_is_not_ours_is_left_alone(tmp_path, capsys):

@@ -10,6 +10,7 @@ import torch
 from answers import trying
 
 from ddpz_lite.grade import run
+from ddpz_lite.grade.check import told
 from ddpz_lite.grade.run import judge_all, observe
 from ddpz_lite.grade.score import Judging, score
 from ddpz_lite.grade.task import Aspect, Case, Observed, find
@@ -174,3 +175,20 @@ def test_the_stub_is_run_once():
     aspects = [Aspect("a", 1, says({})), Aspect("b", 1, says({}))]
     order, verdict = course_of(aspects, ["", ""], {0: "unsolved"})
     assert order == [0] and verdict.status == "not attempted"
+
+
+def test_an_aspect_whose_run_did_not_end_is_not_judged_and_not_told_twice():
+    aspects = [
+        Aspect("a", 1, says({}), on=("",)),
+        Aspect("b", 1, says({}), on=("b",)),
+        Aspect("c", 2, says({}), on=("b",)),
+        Aspect("d", 1, says({0: "no"}), on=("",)),
+        Aspect("e", 1, says({0: "no"}), on=("",)),
+    ]
+    _, verdict = course_of(aspects, ["", "b"], {1: "died"})
+    assert [found.outcome for found in verdict.findings][1:3] == ["fail", "not judged"]
+    assert verdict.findings[2].sentence.startswith("not judged: the run told above")
+    assert [found.sentence for found in verdict.findings][3:] == ["no (case 0)", "as above"]
+    assert verdict.status == "crashed" and verdict.points == 1
+    text = told(replace(TASK, aspects=tuple(aspects)), verdict)
+    assert "  -   c (not judged: the run told above did not come to its end)" in text

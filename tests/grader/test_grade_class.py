@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from ddpz_lite.grade.task import tasks
 from ddpz_lite.grader import exercise, formats, intake, owners, pages, roster
 from ddpz_lite.grader.batch import Grade, Terms
 from ddpz_lite.grader.report import Report
@@ -199,6 +201,21 @@ def test_of_a_copy_of_the_course_only_the_work_counts(take, put, notebook, tmp_p
         assert all(dict(one.answers)["state_bytes-answer"].endswith("n 2") for one in taken)
     assert [one.student for one in take("class/ada")] == ["ada"]
     assert take("class/ada/solutions")[0].answers[0][1].endswith("n 7"), "asked for by name"
+
+
+@pytest.mark.parametrize("top", ["class", "class/eve", "class/eve/my", "class/eve/my/exercises"])
+def test_the_copies_of_a_learner_are_their_work_and_those_of_lessons_are_not(
+    take, put, notebook, top
+):
+    for name, text in checkout("eve").items():
+        put(f"class/{name}", text)
+    put(f"class/eve/exercises/{ONE}.ipynb", notebook(ONE, answered=()))
+    put(f"class/eve/my/exercises/{ONE}.ipynb", notebook(ONE, number=2))
+    put(f"class/eve/my/lessons/{ONE}.ipynb", notebook(ONE, number=9))
+    put("class/eve/my/.made-from.json", "{}")
+    taken = take(top)
+    assert found(taken) == [("eve", "01", 3)] and lines(taken) == {}
+    assert dict(taken[0].answers)["state_bytes-answer"].endswith("n 2")
 
 
 # ---- nobody without a word ----
@@ -420,3 +437,19 @@ def test_who_is_missing_is_in_the_gradebook_and_in_the_summary(known):
     assert (
         "## Missing\n\n- bob: handed in nothing" in text and "- ada: is not in the roster" in text
     )
+
+
+def test_the_weights_of_the_page_for_teachers_add_up(root, tmp_path, monkeypatch, capsys):
+    """Its program, on a gradebook of two: all points in 01, half of those in 02, nothing in 03."""
+    page = (root / "exercises/CLASS.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    points = {task.id: task.points for lesson in ("01", "02") for task in tasks(lesson)}
+    halved = {name: p if name < "02" else p / 2 for name, p in points.items()}
+    (tmp_path / "grades").mkdir()
+    with (tmp_path / "grades/gradebook.csv").open("w") as file:
+        book = csv.DictWriter(file, ["student", *points, "points"])
+        book.writeheader()
+        book.writerows([{"student": "ada", **halved}, {"student": "bob", "points": 0}])
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out == "ada: 35.0 of 100\nbob: 0.0 of 100\n"

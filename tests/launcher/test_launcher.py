@@ -10,6 +10,8 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
+from pathlib import Path
 
 import cloudpickle
 import leftovers
@@ -279,6 +281,37 @@ def test_ranks_do_not_share_the_random_state_of_the_fork_server():
     assert first[2] == second[2], (
         "torch starts every process with the same seed, with or without a fork server"
     )
+
+
+def warns_in_torchs_files():
+    warnings.simplefilter("always")
+    out = torch.empty(dist.get_world_size())
+    dist.all_gather_into_tensor(out, torch.ones(1))  # the line that is named
+    warnings.warn("mine", stacklevel=1)
+
+
+@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="this torch has the old name")
+def test_a_warning_names_the_line_of_the_learner_and_no_file_of_torch_or_ours(capsys):
+    dz.launch(warns_in_torchs_files, 2, output="by_rank")
+    first = warns_in_torchs_files.__code__.co_firstlineno
+    old, *own = capsys.readouterr().out.splitlines()
+    name = f"{Path(__file__).name}:{first + 3}: FutureWarning: `torch.distributed.all_gather_into"
+    assert old.startswith(f"[rank 0] {name}"), "once: it is the same on all ranks"
+    line = f"{Path(__file__).name}:{first + 4}: UserWarning: mine"
+    assert own == [f"[rank 0] {line}", f"[rank 1] {line}"]
+
+
+def fails():
+    raise ValueError("mine")
+
+
+def test_a_script_sees_one_frame_of_ours_and_the_whole_message():
+    with pytest.raises(
+        dz.RankFailed, match=r"raised ValueError: mine at test_launcher\.py:"
+    ) as error:
+        dz.launch(fails, 2)
+    files = [Path(str(entry.path)).name for entry in error.traceback]
+    assert files == [Path(__file__).name, "__init__.py"], "the learner's line, and launch itself"
 
 
 def counts():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddpz_lite import show
+from ddpz_lite import attended, show
 from ddpz_lite.meter import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.model import MLP
 from ddpz_lite.show import knobs, live, page, predictions, quizzes, ranks, style
@@ -157,7 +157,7 @@ def test_units():
 
 
 def test_a_missing_library_is_one_line_with_the_cure():
-    with pytest.raises(ModuleNotFoundError, match=r"not_there.* pip install \"ddpz-lite\[lab\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"not_there.* pip install \"\.\[lab\]\""):
         style.need("not_there.deep")
 
 
@@ -469,7 +469,7 @@ def test_the_box_starts_empty_and_commits_until_revealed(shown, capsys):
 def test_the_measuring_cell_asks_for_a_commitment(shown, capsys, monkeypatch):
     """Without a number in the box, `reveal` asks until there is one, before it shows the answer."""
     typed = iter(["six", "7"])
-    monkeypatch.setattr(predictions, "_can_ask", lambda: True)
+    monkeypatch.setattr(attended, "notebook", lambda: True)
     monkeypatch.setattr("builtins.input", lambda prompt: print(prompt) or next(typed))
     guess = show.predict("How many?", default=12, unit="bytes")
     guess.reveal(8)
@@ -529,6 +529,24 @@ def test_explore_draws_again_and_leaves_a_still(shown):
     assert 'alt="5 ranks, tree"' in picture.value
     menu.value = "ring"
     assert 'alt="5 ranks, ring"' in picture.value
+
+
+def test_a_slider_ends_where_the_other_knobs_say(shown):
+    """No position of it is dead, and a value past the new end becomes the last."""
+    most = {"tree": 8, "ring": 5}
+    world = show.slider("World size", 2, 8, default=8, until=lambda mode: most[mode])
+    show.explore(draw, world=world, mode=KNOBS["mode"])
+    widgets = widgets_in(shown[1])
+    picture = next(w for w in widgets if 'alt="' in str(getattr(w, "value", "")))
+    slider = next(w for w in widgets if type(w).__name__ == "IntSlider")
+    menu = next(w for w in widgets if type(w).__name__ == "Dropdown")
+    assert (slider.max, slider.value) == (8, 8)
+    menu.value = "ring"
+    assert (slider.max, slider.value) == (5, 5) and 'alt="5 ranks, ring"' in picture.value
+    menu.value = "tree"
+    assert (slider.max, slider.value) == (8, 5)
+    slider.value = 7
+    assert 'alt="7 ranks, tree"' in picture.value
 
 
 def test_a_figure_that_fails_says_so_and_raises(shown):

@@ -4,6 +4,7 @@ without a network misses nothing.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 
 import ddpz_lite as dz
 from ddpz_lite.cli import machine
+from ddpz_lite.show import calculator, ring
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -26,6 +28,12 @@ NOTEBOOKS = sorted([*ROOT.glob("lessons/*.ipynb"), *ROOT.glob("exercises/*.ipynb
 
 
 # ---- the page about the library ----
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch):
+    """build.py finds states.py beside it, as when it is run."""
+    monkeypatch.syspath_prepend(BOOK)
 
 
 def load(name: str):
@@ -72,6 +80,51 @@ Raises: ValueError if `|x|` is 2*Ψ."""
 def test_a_docstring_that_is_no_list_of_names_is_refused():
     with pytest.raises(ValueError, match="a name and its meaning, got 'world size'"):
         load("docstrings").as_rst(["Args:", "    world size"])
+
+
+# ---- widgets without a kernel ----
+
+
+def still(lesson: str, tells: str) -> str:
+    """The HTML that is stored in a lesson's cell."""
+    (path,) = ROOT.glob(f"lessons/{lesson}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    (cell,) = (cell for cell in cells if tells in "\n" + "".join(cell["source"]))
+    return "".join("".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"])
+
+
+def test_the_states_of_the_ring_are_those_of_a_right_ring():
+    states = load("states")
+    for world in states.WORLDS:
+        model = ring.RingSteps({world: states._ring(world)})
+        for step in range(1, model.last + 1):
+            model.go(1)
+            how = "added" if step < world else "copied"
+            assert [move.how for move in model.moves()] == [how] * world
+        assert model.finished == world**2
+    found = states.ring_steps()
+    assert [len(steps) for steps in found["states"]] == [3, 5, 7]
+    assert "Step 6 of 6: each rank receives one chunk" in found["states"][2][6]
+
+
+def test_no_position_of_a_slider_is_dead_and_the_sizes_are_those_of_the_lesson():
+    states = load("states")
+    stored = still("11b", "unit_life.picture(")
+    found = states.lives(stored)
+    for moments in (moments for by_keep in found["states"] for moments in by_keep):
+        assert len(set(moments)) == len(moments) > 10
+        assert f"Moment {len(moments) - 1} of {len(moments) - 1}:" in moments[-1]
+    said = re.search(r"One of 4 ranks holds ([\d.]+ MB)", stored)[1]
+    assert f"One rank holds {said}" in found["states"][1][0][11], "as the still picture says"
+
+
+def test_the_states_of_the_calculator_say_what_it_says():
+    states = load("states")
+    states.CALCULATED = {**states.CALCULATED, "Model": ["6.7 B"], "World size": [8]}
+    found = states.calculate()
+    job = calculator.Job(calculator.MODELS["6.7 B"], 8, 3, windows=4)
+    assert calculator.advice(job, 80e9) in html.unescape(found["states"][0][0][3][0][1])
+    assert [len(knob["values"]) for knob in found["knobs"]] == [1, 1, 4, 2, 3]
 
 
 # ---- the site ----
@@ -123,7 +176,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def build(folder: Path, to: Path) -> subprocess.CompletedProcess[str]:
     """Build the book that lies in `folder`, without a network."""
     command = [sys.executable, "-c", OFFLINE, folder / "build.py", "--to", to]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     return subprocess.run(
         command, env=env, cwd=to, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -135,8 +188,8 @@ def site(tmp_path_factory):
     to = tmp_path_factory.mktemp("book")
     done = build(BOOK, to)
     assert done.returncode == 0, done.stdout
-    html = to / "html"
-    pages = {path.relative_to(html).as_posix(): Page(path) for path in html.rglob("*.html")}
+    built = to / "html"
+    pages = {path.relative_to(built).as_posix(): Page(path) for path in built.rglob("*.html")}
     yield pages
     shutil.rmtree(to)
 
@@ -231,16 +284,75 @@ def test_a_browser_asks_nobody_else_and_has_no_complaint(site):
         assert not answers.get_by_text("Right.").first.is_visible()
         answers.locator("summary").press("Enter")
         assert answers.get_by_text("Right.").first.is_visible()
+        for name, turned in turns(page, site):
+            assert len(set(turned)) == len(turned) > 5, f"{name}: a position without a state"
+        assert "GLOSSARY" in found_by_searching(page, site, "张量并行")
         browser.close()
     assert [url for url in asked if urlsplit(url).scheme not in ("file", "data")] == []
     assert complaints == []
+
+
+def turns(page, site):
+    """What each position of the widgets that can be turned shows, by keyboard."""
+    for name in ("02_ranks_and_collectives", "11b_zero3_in_practice"):
+        page.goto(site[f"lessons/{name}.html"].path.as_uri())
+        widget = page.locator(".dz-states")
+        assert not widget.locator("xpath=..").locator("figure").first.is_visible(), "the still one"
+        slider, said = widget.locator("input"), widget.get_by_role("status")
+        slider.press("Home")
+        shown = [said.inner_text()]
+        for _ in range(int(slider.get_attribute("max"))):
+            slider.press("ArrowRight")
+            shown.append(said.inner_text())
+        yield name, shown
+    page.goto(site["lessons/08_the_memory_wall.html"].path.as_uri())
+    widget = page.locator(".dz-states")
+    shown = []
+    for stage in "0123":
+        for device in ("24 GB", "80 GB"):
+            widget.get_by_role("combobox", name="Stage").select_option(stage)
+            widget.get_by_role("combobox", name="Device").select_option(device)
+            shown.append(widget.get_by_role("status").inner_text())
+    yield "calculator", shown
+
+
+def found_by_searching(page, site, words: str) -> str:
+    """The addresses that the search of the site finds, from a file, without a server."""
+    page.goto(f"{site['search.html'].path.as_uri()}?q={words}")
+    page.locator("#search-results li a").first.wait_for(timeout=20_000)
+    links = page.locator("#search-results li a").all()
+    return " ".join(link.get_attribute("href") for link in links)
+
+
+@pytest.mark.slow
+def test_the_home_shows_what_this_is_and_each_page_leads_on(site):
+    home, install = site["index.html"], site["install.html"]
+    text = home.path.read_text(encoding="utf-8")
+    assert sum("at-work-" in link for link in home.fetched) == 2  # one for light, one for dark
+    assert any("map.svg" in link for link in home.fetched)
+    assert "A hang is a sentence." in text and "Exercises are judged by what they teach" in text
+    said = re.sub(r"<[^>]+>", "", install.path.read_text(encoding="utf-8"))
+    for words in ("make lab", "Select Kernel", "TORCH=cuda", "no module ensurepip"):
+        assert words in said
+    lesson = site["lessons/05_ddp.html"]
+    onward = re.findall(r'class="(?:next|prev)-page" href="([^"]+)"', lesson.path.read_text())
+    assert set(onward) == {"05b_ddp_in_practice.html", "03b_statistics_rates_metrics.html"}
+    assert "This kernel does not have the course" not in lesson.path.read_text(encoding="utf-8")
+
+
+def home_of_two_notebooks() -> str:
+    """The lists of pages of our home, without the words, which lead to many more."""
+    lists = re.findall(r"```{toctree}\n.*?```", (BOOK / "index.md").read_text(), re.S)
+    return "# Home\n\n" + "\n\n".join(lists).replace("\ninstall\n", "\n")
 
 
 @pytest.mark.slow
 def test_a_broken_link_or_a_wrong_file_stops_the_build(tmp_path):
     book = shutil.copytree(BOOK, tmp_path / "book", ignore=shutil.ignore_patterns("__pycache__"))
     (book / "api.rst").write_text("The library\n===========\n")
-    for name in ("lessons/README", "lessons/GLOSSARY", "exercises/README"):
+    (book / "index.md").write_text(home_of_two_notebooks())
+    (book / "install.md").unlink()
+    for name in ("lessons/README", "lessons/GLOSSARY", "exercises/README", "exercises/CLASS"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.md").write_text("# A page\n")
     cell = {

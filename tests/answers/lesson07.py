@@ -232,7 +232,7 @@ WRONG = {
         Wrong(
             "the shard stays",
             server(step="shard = shard - rate * pushes.mean(0)"),
-            "What rank 0 returned in step 2",
+            "What rank 0 returned in step 2 began at the shard of before step 1",
         ),
         Wrong(
             "the shard is not the state",

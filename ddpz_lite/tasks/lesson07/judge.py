@@ -77,7 +77,7 @@ def _server_values(seen: Observed) -> str | None:
                 value, after = got["weights"][place][step], states[step + 1]
                 if (plain := differs(value, after[:length], what)) is None:
                     continue
-                mistakes = _mistakes(model, states[step], rank, step)
+                mistakes = _mistakes(model, states, rank, step)
                 told = explain(value, after[:length], what, mistakes)
                 if told != plain:
                     return told
@@ -89,9 +89,12 @@ def _server_values(seen: Observed) -> str | None:
     return None
 
 
-def _mistakes(model: Model, before: torch.Tensor, rank: int, step: int) -> dict[str, torch.Tensor]:
+def _mistakes(
+    model: Model, states: list[torch.Tensor], rank: int, step: int
+) -> dict[str, torch.Tensor]:
     """The end of a sentence -> the weights that this mistake gives, (length,)."""
     world, rate, every = len(model), model[0]["rate"], _pushed(model, step)
+    before = states[step]
     own = torch.cat([row.chunk(world)[peer] for peer, row in enumerate(every)])
     weights = {
         "are the weights of before the step: pull when the servers have updated them.": before,
@@ -106,6 +109,9 @@ def _mistakes(model: Model, before: torch.Tensor, rank: int, step: int) -> dict[
         ),
         "went up the gradient, not down.": before + rate * every.mean(0),
         "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
+        "began at the shard of before step 1: a step updates `shard` in place.": (
+            states[0] - rate * every.mean(0)
+        ),
     }
     length = len(model[0]["gradients"][0])
     return {words: whole[:length] for words, whole in weights.items()}

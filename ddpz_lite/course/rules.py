@@ -252,15 +252,13 @@ def fresh(notebook) -> Iterator[str]:
 
 def code_hash(notebook) -> str:
     """A short hash of all code that an author wrote, in order."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id != START]
-    code = [without(cell.source) for cell in code]
-    return hashlib.sha256("\0".join(code).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(_authors_code(notebook)).encode()).hexdigest()[:16]
 
 
 def size(notebook) -> Iterator[str]:
     """A lesson is an honest hour at most, for a learner."""
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    lines = sum(bool(line.strip()) for source in code for line in source.splitlines())
+    code = "\n".join(_authors_code(notebook))
+    lines = sum(bool(line.strip()) for line in code.splitlines())
     if len(notebook.cells) > MOST_CELLS:
         yield f"{len(notebook.cells)} cells; an hour has {MOST_CELLS} at most: {SHORTER}"
     if lines > MOST_CODE_LINES:
@@ -274,6 +272,12 @@ LESSON = (*EVERYWHERE, header_metadata, ten_parts, settles, fresh, size)
 def read(path: Path) -> nbformat.NotebookNode:
     """The notebook as it lies in the file, cells without an id included."""
     return nbformat.v4.reads(path.read_text(encoding="utf-8"))
+
+
+def _authors_code(notebook) -> list[str]:
+    """The sources of code cells, less what `ddpz course` writes."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id != START]
+    return [without(cell.source) for cell in code]
 
 
 def _headings(cell) -> Iterator[tuple[int, str]]:

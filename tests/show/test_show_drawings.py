@@ -43,7 +43,7 @@ def test_accumulation_pays_with_memory_or_with_traffic():
 
 
 def test_accumulation_says_what_it_draws():
-    fig, alt, table = accumulation("7.5 B", 7.5e9, 64, 4)
+    fig, alt, table = accumulation("7.5 B", 64, 4)
     fig.canvas.draw()
     assert "ZeRO-2, keep shards: 16.6 GB held" in alt
     assert [row[0] for row in table[1:]] == list(ways(1, 1, 1))

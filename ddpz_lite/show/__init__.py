@@ -15,6 +15,7 @@ from ddpz_lite.show.quizzes import Answer, Question, Quiz, ask, quiz, right, wro
 from ddpz_lite.show.ranks import timeline
 from ddpz_lite.show.ring import ring_film, ring_steps
 from ddpz_lite.show.sent import traffic
+from ddpz_lite.show.spent import loss_against
 from ddpz_lite.show.steps import fastest_step, seconds_of
 from ddpz_lite.show.style import SERIES, in_bytes, in_seconds, look
 
@@ -42,6 +43,7 @@ __all__ = [
     "line_figure",
     "lines",
     "look",
+    "loss_against",
     "memory",
     "napping",
     "napping_unit",

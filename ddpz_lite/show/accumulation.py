@@ -10,6 +10,8 @@ from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.page import Table
 from ddpz_lite.show.style import INK, SERIES
 
+SIZES = {"125 M": 125e6, "1.3 B": 1.3e9, "7.5 B": 7.5e9, "30 B": 30e9}  # parameters
+
 
 def ways(params: float, world: int, micro_batches: int) -> dict[str, tuple[float, float]]:
     """{way: (bytes held on a rank, bytes it sends in a step)}, in mixed precision, 2 + 2 + 12.
@@ -26,11 +28,12 @@ def ways(params: float, world: int, micro_batches: int) -> dict[str, tuple[float
     }
 
 
-def accumulation(
-    name: str, params: float, world: int, micro_batches: int
-) -> tuple[Any, str, Table]:
-    """Figure, alt text and table of the three ways, for `show.explore`; dashed: what DDP holds."""
-    found = ways(params, world, micro_batches)
+def accumulation(model: str, world: int, micro_batches: int) -> tuple[Any, str, Table]:
+    """Figure, alt text and table of the three ways, for `show.explore`; dashed: what DDP holds.
+
+    model: one of SIZES.
+    """
+    found = ways(SIZES[model], world, micro_batches)
     fig, panels = figure(1, 2, height=2.3, sharey=True)
     with house_style():
         for column, (axes, title) in enumerate(
@@ -42,10 +45,10 @@ def accumulation(
                 axes.annotate(f" {size:.3g}", (size, place), va="center", fontsize=9)
             axes.set_xlabel(title)
             axes.margins(x=0.2)
-        panels[0].axvline(16 * params / 1e9, color=INK, linestyle="--", linewidth=1)
+        panels[0].axvline(16 * SIZES[model] / 1e9, color=INK, linestyle="--", linewidth=1)
         panels[0].invert_yaxis()
-        panels[0].set_title(f"{name}, {world} ranks, {micro_batches} micro-batches")
+        panels[0].set_title(f"{model}, {world} ranks, {micro_batches} micro-batches")
     rows = [[way, held / 1e9, sent / 1e9] for way, (held, sent) in found.items()]
-    alt = f"{name}, {world} ranks, {micro_batches} micro-batches. "
+    alt = f"{model}, {world} ranks, {micro_batches} micro-batches. "
     alt += " ".join(f"{way}: {held:.3g} GB held, {sent:.3g} GB sent." for way, held, sent in rows)
     return fig, alt, [["way", "held, GB", "sent in a step, GB"], *rows]

@@ -9,7 +9,7 @@ import torch
 import ddpz_lite as dz
 from ddpz_lite import show
 from ddpz_lite.placement import TRANSITIONS, strategy
-from ddpz_lite.show import before_after, charts, letters
+from ddpz_lite.show import before_after, charts, letters, spent
 
 SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}
 
@@ -23,7 +23,7 @@ def drawn(monkeypatch):
         fig.draw_without_rendering()
         shown.append((fig, alt, table))
 
-    for module in (charts, before_after, letters):
+    for module in (charts, before_after, letters, spent):
         monkeypatch.setattr(module, "show_figure", keep)
     return shown
 
@@ -57,6 +57,17 @@ def test_a_long_line_keeps_its_last_point_in_the_table():
 def test_lines_without_points_are_refused(series):
     with pytest.raises(ValueError, match="as many x as y"):
         show.lines(series, x="x", y="y", alt="nothing")
+
+
+def test_losses_against_what_was_spent(drawn):
+    losses = {"whole": [5.0, 4.0, 3.0], "half": [5.0, 4.5, 3.5]}
+    show.loss_against({"whole": 2.0, "half": 1.0}, losses, every=10, x="MB", log="xy")
+    ((fig, alt, table),) = drawn
+    assert table[1:] == [["whole", 20, 4], ["whole", 40, 3], ["half", 10, 4.5], ["half", 20, 3.5]]
+    assert "20 steps each. whole ends at 3.00 after 40; least" in alt
+    assert "half, 20, and it ends at 3.50" in alt and fig.axes[0].get_xlim()[1] == 12 * 40
+    with pytest.raises(KeyError, match="half"):
+        show.loss_against({"whole": 2.0}, losses, every=10, x="MB")
 
 
 def test_bars_end_in_their_values(drawn):

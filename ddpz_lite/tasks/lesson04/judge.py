@@ -418,7 +418,8 @@ def _stopped(seen: Observed) -> str | None:
             later = (
                 "all stopped one step late" if took[0] == right + 1 else f"all took {took[0]} steps"
             )
-            return f"{wished}{together}, and {later}: one wish, of whichever rank, is enough."
+            late = " It is obeyed before the next step." if took[0] == right + 1 else ""
+            return f"{wished}{together}, and {later}: one wish, of whichever rank, is enough.{late}"
         if took[0] != right:
             asked = "the most allowed" if not who else "the first after which a rank wished it"
             return f"All took {took[0]} steps. Expected are {right}, {asked}."

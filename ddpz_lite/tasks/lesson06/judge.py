@@ -178,7 +178,7 @@ TOP_K = Task(
     ),
     hints=(
         "What must another rank know of an entry, beside its value? What does this rank have to "
-        "remember of an entry that it does not send?",
+        "remember of an entry that it does not send? What if two ranks send the same place?",
         "Add the residual first, then choose. The new residual is the total with zeros at the "
         "chosen places; all else follows from gathering values and places.",
         "total = gradient + residual; places = total.abs().flatten().topk(k).indices; all_gather "
@@ -533,7 +533,8 @@ LOCAL_SGD = Task(
         Aspect("all ranks end with the same bits", 1, _local_same),
     ),
     hints=(
-        "Who counts? After which steps do all ranks meet, if there are 7 and every is 3?",
+        "Who counts? After which steps do all ranks meet, if there are 7 and every is 3? What do "
+        "the gradients hold when a step begins, and how often does the optimizer step in it?",
         "Inside: backwards, optimizer.step(), optimizer.zero_grad(). After it: is this the "
         "every-th step since the last meeting, or the last of all?",
         "flat = torch.cat([p.data.flatten() for p in parameters] + [momentum buffers, if any]); "

@@ -314,7 +314,7 @@ WRONG = {
             "which has left",
             LEFT,
         ),
-        Wrong("who waits is returned again", clock(then="pass"), "does not wait: each step is answered once"),
+        Wrong("who waits is returned again", clock(then="pass"), "answer each step once"),
         Wrong("nothing is returned", clock(then="may = None"), "must return a list of workers"),
         Wrong(
             "clocks that share their state",

@@ -368,7 +368,7 @@ def _form(
         if other not in done:
             return f"{call} returned worker {other}, which has left."
         if other not in waiting or answered.count(other) > 1:
-            return f"{call} returned worker {other}, which does not wait: each step is answered once."
+            return f"{call} returned worker {other}, which does not wait: answer each step once."
     return None
 
 

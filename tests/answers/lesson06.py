@@ -370,6 +370,24 @@ WRONG = {
         ),
         Wrong("never", local_sgd(when="False"), "weights were never averaged", WEIGHTS),
         Wrong(
+            "gradients are kept",
+            local_sgd().replace("optimizer.zero_grad()", "pass"),
+            says="gradients of earlier steps",
+            loses=WEIGHTS,
+        ),
+        Wrong(
+            "a step for each micro-batch",
+            local_sgd(backward="backward(), optimizer.step(), optimizer.zero_grad()"),
+            says="each micro-batch had a step",
+            loses=WEIGHTS,
+        ),
+        Wrong(
+            "the mean over micro-batches",
+            local_sgd(between="for p in parameters: p.grad /= len(micro_batches)"),
+            says="the sum over micro-batches was divided",
+            loses=WEIGHTS,
+        ),
+        Wrong(
             "micro-batches are counted",
             local_sgd(
                 before="count = 0",

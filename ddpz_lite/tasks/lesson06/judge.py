@@ -369,11 +369,13 @@ def _simulated(
     scale: float | None = None,
     momenta: str = "averaged",
     tail: bool = True,
+    slip: str = "",
 ) -> list[dict[str, Any]]:
     """By rank, what the job returns of a run that goes by the book, or wrong in one way.
 
     meet: when ranks meet. scale: what the sum is multiplied with. momenta: "averaged" as well, or
-    "own", or "dropped". tail: ranks meet after the last step.
+    "own", or "dropped". tail: ranks meet after the last step. slip: gradients are "kept" for the
+    next step, their "mean" over micro-batches is taken, or "each" micro-batch has a step.
     """
     runs = [rank["runs"][number] for rank in seen.case.inputs]
     every, world = runs[0]["every"], len(runs)
@@ -390,14 +392,20 @@ def _simulated(
 
     micro, steps = 0, len(runs[0]["batches"])
     for step in range(1, steps + 1):
-        for mine, run, notes in zip(params, runs, during, strict=True):
+        for mine, run, notes, optimizer in zip(params, runs, during, inner, strict=True):
             notes.append(job._flat(mine))
             for x in run["batches"][step - 1]:
                 job.backward(mine, x)
-        micro += len(runs[0]["batches"][step - 1])
-        for optimizer in inner:
+                if slip == "each":
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if slip == "mean":
+                for p in mine:
+                    p.grad /= len(run["batches"][step - 1])
             optimizer.step()
-            optimizer.zero_grad()
+            if slip != "kept":
+                optimizer.zero_grad()
+        micro += len(runs[0]["batches"][step - 1])
         if meet(step, micro) or (tail and step == steps):
             average(params, 1 / world if scale is None else scale)
             if momenta != "own" and runs[0]["options"]["momentum"]:
@@ -467,12 +475,15 @@ def _local_cure(
         "weights are averaged, and the momenta are not.": {"momenta": "own"},
         "momenta begin anew after a meeting, and were to be averaged.": {"momenta": "dropped"},
         "ranks meet at the end alone.": {"meet": lambda s, m: False},
+        "gradients of earlier steps are still there: a step begins with zeros.": {"slip": "kept"},
+        "each micro-batch had a step of its own: their gradients add up to one.": {"slip": "each"},
+        "the sum over micro-batches was divided; the text asks for their sum.": {"slip": "mean"},
     }
     for words, way in ways.items():
         if world > 1 and _follows(mine, _simulated(seen, number, **way)[rank]):
             return f"Rank {rank}: {words}"
     for step, (a, b) in enumerate(zip(_path(mine), _path(right), strict=True)):
-        if wrong := differs(a, b, f"Rank {rank}'s weights after step {step}", rtol=RTOL):
+        if wrong := differs(a, b, f"What rank {rank} holds after step {step}", rtol=RTOL):
             return wrong
     return f"Rank {rank}'s weights are not those of local SGD."
 

@@ -15,6 +15,6 @@ parts        what a rank has of each parameter: the same for all stages
 full_state   the plain module's state dict, out of any stage and into it
 checkpoint   saved at any stage and world, loaded at any other; `checkpoint_files`, what its files
              hold; `checkpoint_folder`, which of them count; `checkpoint_background`, in a thread
-together     a step that all ranks take or none
+agreement    a step that all ranks take or none
 parallelize  one door to all of them
 """

@@ -33,7 +33,7 @@ from .comm import Comm
 from .optim import ShardedOptimizer
 from .parts import Held, Part, check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
 from .precision import LossScale
-from .together import together
+from .agreement import together
 
 
 def save_checkpoint(

@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from .checkpoint_files import sha256, sync, write
 from .comm import Comm
-from .together import together
+from .agreement import together
 
 if sys.platform != "win32":
     import fcntl

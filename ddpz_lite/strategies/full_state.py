@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .checkpoint_folder import claim, index
 from .parts import check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
-from .together import together
+from .agreement import together
 
 
 @torch.no_grad()

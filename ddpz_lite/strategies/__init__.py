@@ -9,6 +9,7 @@ hooks        what a bucket may send in place of all its bits; `local`, ranks tha
 units        what ZeRO-3 gathers at a time; `schedule`, in which order
 zero1-3      optimizer state, then gradients, then parameters in shards
 optim        the optimizer of every stage: a torch optimizer on this rank's pieces
+gradient     what a script sees of a gradient in shards, and does to it before the step
 precision    16 bits for compute, masters for the step, the loss scale of fp16
 clip         the norm of a gradient that lies on several ranks
 parts        what a rank has of each parameter: the same for all stages

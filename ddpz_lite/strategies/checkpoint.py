@@ -27,13 +27,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from .agreement import together
 from .checkpoint_files import check_extra, pack, restore_rng, rng_state, write
 from .checkpoint_folder import index, reading, saving
 from .comm import Comm
 from .optim import ShardedOptimizer
 from .parts import Held, Part, check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
 from .precision import LossScale
-from .agreement import together
 
 
 def save_checkpoint(

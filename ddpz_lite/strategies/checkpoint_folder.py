@@ -31,9 +31,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from .agreement import together
 from .checkpoint_files import sha256, sync, write
 from .comm import Comm
-from .agreement import together
 
 if sys.platform != "win32":
     import fcntl

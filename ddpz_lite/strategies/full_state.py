@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .agreement import together
 from .checkpoint_folder import claim, index
 from .parts import check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
-from .agreement import together
 
 
 @torch.no_grad()

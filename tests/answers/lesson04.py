@@ -267,7 +267,7 @@ def work_queue(store, tokens, gradient, zeros):
                 + SOLVED_QUEUE["end"]
             ),
             "without calling it",
-            FEW,
+            ONE_SUM,
         ),
         Wrong(
             "mean of means",

@@ -95,7 +95,7 @@ def _waiting(records: Records) -> list[str]:
     needs: dict[int, tuple[Call, set[int]]] = {}
     for rank, calls in sorted(records.calls.items()):
         for call in calls:
-            if call.ended is None and rank not in needs:
+            if not call.over and rank not in needs:
                 missing = _missing(records, call, made)
                 if missing:
                     needs[rank] = call, missing
@@ -136,13 +136,11 @@ def _not_called(records: Records, rank: int, call: Call) -> str:
 
 def _unfinished(records: Records) -> list[str]:
     """Calls that all have made and that are not over."""
-    calls = [c for of_rank in records.calls.values() for c in of_rank if c.ended is None]
+    calls = [c for of_rank in records.calls.values() for c in of_rank if not c.over]
     if not calls:
         return []
-    first = min(calls, key=lambda call: call.at)
-    return [
-        f"{first} was not over on {_ranks(sorted({c.rank for c in calls}))}, though all called it"
-    ]
+    first, ranks = min(calls, key=lambda call: call.at), sorted({call.rank for call in calls})
+    return [f"{first} was not over on {_ranks(ranks)}, though all ranks known of it had called it"]
 
 
 # -- a rank that is late ---------------------------------------------------------------------------

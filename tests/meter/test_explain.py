@@ -45,8 +45,7 @@ def test_the_late_rank_its_span_and_the_exposed_share(tmp_path):
     lines = told(tmp_path, *ledger, spans=spans, world=3).splitlines()
     assert lines == [
         "a trace: 3 ranks, 12 calls",
-        "rank 1 was late: last in 3 of 3 collectives, the others waited 600.0 ms for it, "
-        "200.0 ms each",
+        "rank 1 was late: last in 3 of 3 collectives, the others waited 600.0 ms for it",
         "  its span 'forward' took 1.12 s, elsewhere 320.0 ms",
         "a step (median of 3, the first left out) on rank 1, which rules: 50.0 ms exposed, "
         "14% of it",
@@ -55,6 +54,14 @@ def test_the_late_rank_its_span_and_the_exposed_share(tmp_path):
         "  rank 1       280.0      50.0      20.0       0.0       0.0",
         "  rank 2        80.0     250.0      20.0       0.0       0.0",
     ]
+
+
+def test_waiting_in_several_calls_at_once_counts_once(tmp_path):
+    """Three calls at a time, as DDP's buckets are: rank 1 comes 0.1 s later to all of them."""
+    ledger = [
+        record(rank, n, n // 3 + 0.1 * rank, n // 3 + 0.5) for rank in (0, 1) for n in range(6)
+    ]
+    assert "the others waited 200.0 ms for it" in told(tmp_path, *ledger)
 
 
 def test_nobody_is_blamed_where_the_ranks_take_turns(tmp_path):

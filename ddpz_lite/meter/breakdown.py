@@ -82,10 +82,10 @@ def _steps(run: Run | Trace, rank: int, step: str, data: Collection[str]) -> lis
     calls = [record for record in run.ledger if record.rank == rank]
     loading = [(s.started, s.finished) for s in spans if s.name in data]
     working = [(s.started, s.finished) for s in spans if s.name not in (step, *data)]
-    return [parts(s.started, s.finished, working, loading, calls) for s in spans if s.name == step]
+    return [_parts(s.started, s.finished, working, loading, calls) for s in spans if s.name == step]
 
 
-def parts(
+def _parts(
     start: float,
     end: float,
     working: list[Stretch],

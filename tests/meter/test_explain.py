@@ -46,9 +46,8 @@ def test_the_late_rank_its_span_and_the_exposed_share(tmp_path):
     assert lines == [
         "a trace: 3 ranks, 12 calls",
         "rank 1 was late: last in 3 of 3 collectives, the others waited 600.0 ms for it",
-        "  its span 'forward' took 1.12 s, elsewhere 320.0 ms",
-        "a step (median of 3, the first left out) on rank 1, which rules: 50.0 ms exposed, "
-        "14% of it",
+        "  its span 'forward' took 1.12 s in all, elsewhere 320.0 ms",
+        "step (median of 3, the first left out) on rank 1, which rules: 50.0 ms exposed, 14% of it",
         "  ms         compute   exposed      data      rest    hidden",
         "  rank 0        80.0     250.0      20.0       0.0       0.0",
         "  rank 1       280.0      50.0      20.0       0.0       0.0",
@@ -73,6 +72,13 @@ def test_nobody_is_blamed_where_the_ranks_take_turns(tmp_path):
     text = told(tmp_path, *ledger, spans=spans)
     assert "no rank was late more than all others; most of all rank" in text
     assert "the whole job on rank" in text
+
+
+def test_steps_that_are_not_on_all_ranks_are_not_compared(tmp_path):
+    spans = [Span(0, "step", 0.0, 1.0), Span(0, "work", 0.0, 0.5), Span(1, "work", 0.0, 1.0)]
+    lines = told(tmp_path, record(0, 0, 0.5, 1.0), spans=spans).splitlines()
+    assert lines[1] == "the whole job on rank 1, which rules: 0.0 ms exposed, 0% of it"
+    assert lines[3].split() == ["rank", "0", "500.0", "500.0", "0.0", "0.0", "0.0"]
 
 
 def test_bent_clocks_are_noticed_before_anybody_is_blamed(tmp_path):
@@ -244,6 +250,18 @@ def test_torchs_own_records_of_a_job_over_plain_gloo(tmp_path, monkeypatch):
     assert "rank 0 waits in all_reduce #3 (test_explain.py:" in text
     assert "rank 2 has not called all_reduce #3: its last call was broadcast #2 (test_" in text
     assert "look first at rank 2:" in explain(*tmp_path.glob("json_*"))
+
+
+def test_the_end_of_a_batch_of_messages_is_no_collective(tmp_path):
+    batch = {"is_p2p": True, "state": "started"}
+    one = [flown(3), flown(3, "nccl:send 0->1", **batch), flown(3, "nccl:coalesced", **batch)]
+    two = [flown(3), flown(3, "nccl:recv 1<-0", **batch)]
+    text = write(tmp_path, 2, one, two)
+    assert text.startswith("flight records: 2 ranks, 4 calls\nsend to rank 1 (train.py:7) was not")
+    assert "differs" not in text
+    lacking = [{"profiling_name": "nccl:all_reduce"}]
+    with pytest.raises(ValueError, match=r"not as torch 2.5 and later write them: KeyError"):
+        write(tmp_path, 2, lacking, lacking)
 
 
 class Evil:

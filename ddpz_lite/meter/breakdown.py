@@ -63,7 +63,8 @@ def breakdown(
 
     run: of `dz.launch`, or what `read_trace` read. step, data: names of spans, `with dz.span(...)`.
     A span of any other name inside a step counts as compute, less the time in which its rank stood
-    in `wait()`. On a GPU a span that is to count must end with a synchronize.
+    in `wait()`. torch's own DDP waits inside C++, unseen, and that counts as compute. On a GPU a
+    span that is to count must end with a synchronize.
 
     Raises ValueError if there is no such step, or not equally many on all ranks.
     """

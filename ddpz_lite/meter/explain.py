@@ -79,9 +79,9 @@ def _differing(rows: Rows) -> list[str]:
         odd = [r for r, call in sorted(row.items()) if (call.op, call.what) != usual]
         alone = kinds[usual] > sum(kinds.values()) / 2
         who = f"on {_ranks(odd)}" if alone else "between its ranks"
-        told.append(f"call #{number} of {_group(_first(row))} differs {who}:")
-        for rank, call in sorted(row.items()):
-            told.append(f"  rank {rank} called {call.op} of {call.what or '?'} at {call.where}")
+        told.append(f"call #{number} of the group of {_ranks(_first(row).group)} differs {who}:")
+        words = {r: f"{c.op} of {c.what or '?'} at {c.where}" for r, c in sorted(row.items())}
+        told += _by_ranks(words)
     return told
 
 
@@ -102,16 +102,15 @@ def _waiting(records: Records) -> list[str]:
                 needs[rank] = call, gone
     if not needs:
         return _unfinished(records)
-    told = [f"rank {rank} waits in {call}" for rank, (call, _) in needs.items()]
+    words = {rank: f"waiting in {call}" for rank, (call, _) in needs.items()}
     absent = {rank for _, missing in needs.values() for rank in missing}
     causes = sorted(absent - needs.keys())
     for rank in causes:
         call = next(call for call, missing in needs.values() if rank in missing)
-        told.append(_not_called(records, rank, call))
-    if not causes:
-        told.append("each waits for another of them: they make the same calls in another order")
-    first = f"look first at {_ranks(causes)}" if causes else "look at the order of these calls"
-    return [f"{first}:", *(f"  {line}" for line in told)]
+        words[rank] = _not_called(records, rank, call)
+    if causes:
+        return [f"look first at {_ranks(causes)}:", *_by_ranks(words)]
+    return ["each waits for another of them; look at the order of these calls:", *_by_ranks(words)]
 
 
 def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> set[int]:
@@ -127,12 +126,12 @@ def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> 
 
 def _not_called(records: Records, rank: int, call: Call) -> str:
     if rank not in records.calls:
-        return f"rank {rank} left no record: its process may have ended first"
-    what = f"{call.op} #{call.number}" if call.peer is None else f"the other end of that {call.op}"
-    if not records.calls[rank]:
-        return f"rank {rank} has not called {what}: it has called nothing"
-    last = records.calls[rank][-1]
-    return f"rank {rank} has not called {what}: its last call was {last}"
+        return "no record: the process may have ended first"
+    what = (
+        f"from {call.op} #{call.number}" if call.peer is None else f"at the other end of {call.op}"
+    )
+    last = records.calls[rank][-1] if records.calls[rank] else "none"
+    return f"missing {what}; last call: {last}"
 
 
 def _unfinished(records: Records) -> list[str]:
@@ -258,14 +257,29 @@ def _first(row: dict[int, Call]) -> Call:
     return next(iter(row.values()))
 
 
-def _group(call: Call) -> str:
-    return f"group ({', '.join(map(str, call.group))})"
+def _by_ranks(words: dict[int, str]) -> list[str]:
+    """A line for each text, with all ranks of which it is true."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, text in words.items():
+        ranks[text].append(rank)
+    return [f"  {_ranks(some)}: {text}" for text, some in ranks.items()]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    """ "rank 3", "ranks 0, 1 and 5", "ranks 0 to 6 and 8"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [
+        part
+        for run in runs
+        for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
+    last = f" and {parts.pop()}" if len(parts) > 1 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}{last}"
 
 
 def _time(seconds: float) -> str:

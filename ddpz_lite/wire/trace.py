@@ -61,11 +61,8 @@ def write_trace(
     events = [
         event for rank in range(run.world_size) for event in _of_rank(run, rank, clocks[rank])
     ]
-    profiled: dict[int, int] = {}  # profiles of each rank so far
-    for profile in profiles:
-        rank, theirs = _of_profile(Path(profile), run, clocks, profiled)
-        events += theirs
-        profiled[rank] = profiled.get(rank, 0) + 1
+    for place, profile in enumerate(profiles, 1):
+        events += _of_profile(Path(profile), run, clocks, 1000 * place)
     if not any(event["ph"] != "M" for event in events):
         raise ValueError(
             "trace: this run recorded nothing. Cure: launch with record=True, and let the ranks "
@@ -173,10 +170,8 @@ def _lanes(events: Sequence[dict[str, Any]], nested: bool) -> list[int]:
 # -- what torch.profiler recorded ------------------------------------------------------------------
 
 
-def _of_profile(
-    path: Path, run: Run, clocks: Sequence[_Clock], before: dict[int, int]
-) -> tuple[int, list[dict[str, Any]]]:
-    """(rank, its events): on our clock, in the rank's process, a GPU's in one of its own."""
+def _of_profile(path: Path, run: Run, clocks: Sequence[_Clock], first: int) -> list[dict[str, Any]]:
+    """Its events on our clock: in the rank's process from track `first` on, a GPU's in its own."""
     whole = _load(path)
     rank = whole.get("distributedInfo", {}).get("rank") if isinstance(whole, dict) else None
     if rank is None or "traceEvents" not in whole:
@@ -196,7 +191,6 @@ def _of_profile(
             names[event["pid"], event["tid"]] = event["args"]["name"]
     tracks: dict[tuple[Any, Any], tuple[int, int]] = {}
     found: list[dict[str, Any]] = []
-    first = 1000 * (before.get(rank, 0) + 1)  # our own tracks come before
     for event in whole["traceEvents"]:
         if event["ph"] == "M" or not isinstance(event.get("pid"), int):
             continue  # names are given anew; the profiler's own windows are of no process
@@ -215,7 +209,7 @@ def _of_profile(
         if isinstance(event.get("id"), int):  # arrows from one event to another
             moved["id"] = event["id"] + APART * rank
         found.append(moved)
-    return rank, found
+    return found
 
 
 # -- reading ---------------------------------------------------------------------------------------

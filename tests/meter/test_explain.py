@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -226,7 +228,7 @@ def test_sends_name_ranks_of_their_group(tmp_path):
 
 
 def hangs_half_way(folder):
-    """A job over plain gloo, which torch records by itself: rank 2 comes late to its third call."""
+    """torch records it by itself: rank 2 comes late to its third call."""
     x, rank = torch.ones(4), dist.get_rank()
     dist.all_reduce(x)
     dist.broadcast(x, 0)
@@ -241,9 +243,10 @@ def hangs_half_way(folder):
     work.wait()
 
 
-def test_torchs_own_records_of_a_job_over_plain_gloo(tmp_path, monkeypatch):
+@pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.extra)])
+def test_torchs_own_records_of_a_job_over_gloo(record, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
-    dz.launch(hangs_half_way, 3, args=(str(tmp_path),), record=False, backend="gloo")
+    dz.launch(hangs_half_way, 3, args=(str(tmp_path),), record=record, backend="gloo")
     text = explain(*tmp_path.glob("record_*"))
     assert text.startswith("flight records: 3 ranks, 8 calls\nlook first at rank 2:\n")
     assert "  ranks 0 and 1: waiting in all_reduce #3 (test_explain.py:" in text
@@ -271,6 +274,29 @@ def test_the_end_of_a_batch_of_messages_is_no_collective(tmp_path):
     lacking = [{"profiling_name": "nccl:all_reduce"}]
     with pytest.raises(ValueError, match=r"not as torch 2.5 and later write them: KeyError"):
         write(tmp_path, 2, lacking, lacking)
+
+
+STRANGER = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.barrier()
+dist.all_reduce(torch.ones(4 if rank == 1 else 3), async_op=True)
+with open(f"record_{rank}", "wb") as file:
+    file.write(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
+os._exit(0)
+"""
+
+
+@pytest.mark.extra
+def test_a_job_under_torchrun_that_knows_nothing_of_us(tmp_path):
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
+    where = {"cwd": tmp_path, "env": os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}}
+    subprocess.run([*command, "stranger.py"], check=True, capture_output=True, timeout=200, **where)
+    text = explain(*tmp_path.glob("record_*"))
+    assert "call #2 of the group of ranks 0 to 2 differs on rank 1:\n" in text
+    assert "  ranks 0 and 2: all_reduce of Float, 3 elements at stranger.py:6\n" in text
 
 
 class Evil:

@@ -591,6 +591,7 @@ EQUIVALENT = {
         "`range(world)` -> `range(world + 1)`": "a part more, to which nothing is ever given",
         "`0` -> `1` (#2)": OFFSET,
         "`0` -> `-1` (#2)": OFFSET,
+        "`0` -> `-1` (#3)": "every step has tokens, so the fullest is above both",
         "`parts[fewest]` -> `parts[fewest - 1]`": ROTATED,
         "`parts[rank]` -> `parts[rank - 1]`": ROTATED,
     },

@@ -596,9 +596,6 @@ EQUIVALENT = {
         "`parts[rank]` -> `parts[rank - 1]`": ROTATED,
     },
     "04.stop_together": {
-        "`dist.all_reduce(wish, op=dist.ReduceOp.MAX)` -> `dist.all_reduce(wish)`": (
-            "a sum of wishes is zero where nobody wishes, as their maximum is"
-        ),
-        "`dist.ReduceOp.MAX` -> `dist.ReduceOp.SUM`": "the same",
+        "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },
 }

@@ -543,7 +543,8 @@ PROMISES = {
         "The global random generators stay as they are": (*NO_TRACE, ""),
         "the same on all ranks": None,  # of what is handed in
         "There are many samples for each batch, or all have one length": (*WITHIN, "equal"),
-        "the most tokens of a batch. No sample is longer": (*WITHIN, ""),
+        "the most tokens of a batch": (*WITHIN, ""),
+        "No sample is longer": None,  # of what is handed in
     },
     "04.work_queue": {
         "no text is dealt beforehand: all ranks share a counter": (*NO_WAIT, ""),
@@ -563,6 +564,7 @@ PROMISES = {
         "(P,) of the same dtype": None,
     },
     "04.stop_together": {
+        "One rank's bad evaluation shall not end the run of all": (*MAJORITY, "majority"),
         "more than half of the ranks wish to stop after the same step": (*ODD_WISHES, "odd"),
         "Then all stop, after that step": (*MAJORITY, "majority"),
         "or after the last that is allowed": (*ODD_WISHES, "odd"),

@@ -506,6 +506,7 @@ PROMISES = {
         "done whole or not at all": None,
         "the names of all files": None,
         "which raises an error where a rank has died": None,
+        "or remove the same file between two barriers would race": (*LOADED, ""),
         "Every rank has a shard": None,
         "every rank calls it": (*LOADED, ""),
         "None if there is none": (*LOADED, ""),

@@ -73,13 +73,15 @@ def _proof(file: str, title: str, position: int, cell: dict) -> Proof:
 
 
 def _asserts(source: str) -> bool:
-    """Whether code can fail on purpose: by `assert`, or by a function that is called so."""
+    """Whether code can fail on purpose: it asserts, calls what does, or raises AssertionError."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a cell with a magic: look at its lines
         return any(line.lstrip().startswith("assert ") for line in source.splitlines())
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Raise) and "AssertionError" in ast.dump(node):
             return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))

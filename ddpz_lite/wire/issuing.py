@@ -169,7 +169,10 @@ class Issuing(ProcessGroup):
         if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
             wired.wait()
         elif not blocking:
-            wired.watch(entry.group_seq is not None and not on_gpu)
+            collective = entry.group_seq is not None
+            wired.watch(collective and not on_gpu)
+            if collective:
+                tap.keep(wired)
         return wired
 
     # -- messages ----------------------------------------------------------------------------------

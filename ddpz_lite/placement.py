@@ -222,5 +222,37 @@ def elements_moved(
     return moved if isinstance(world_size, tuple) else moved[1]
 
 
+def offload_moved(
+    num_params: float,
+    world_size: Ranks,
+    stage: Stage,
+    param_bytes: float = 2,
+    micro_batches: int = 1,
+    resharded: bool = True,
+) -> dict[str, float]:
+    """Bytes that one rank moves in one optimizer step with `offload=True`, by where.
+
+    down: reduced gradients to the host, in fp32, as they are summed; up: parameters to the device,
+    as compute has them; update: what Adam on the host reads (parameter, gradient, two moments) and
+    writes (all but the gradient) in the host's memory, 28 bytes per parameter.
+
+    Up go the new parameters after the update; but if shards rest on the host they go up for every
+    gather. Arguments as for `elements_moved`; param_bytes: of compute.
+
+    Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021, section 3
+    (gradients go down in fp16 there: 2 bytes).
+    """
+    mesh, (outside, inside) = _mesh(world_size, stage), rows(stage)
+    own = num_params / prod(
+        n for n, row in zip(mesh, (outside, inside), strict=True) if row.optimizer is S
+    )
+    inner = stage[1] if isinstance(stage, tuple) else stage
+    within = changes(inner, micro_batches, resharded)
+    cut = outside.optimizer is S and mesh[0] > 1
+    down = 1 if cut else sum(before is P for before, _ in within)
+    up = within.count((S, R)) if inside.parameter is S and not cut else 1
+    return {"down": 4 * own * down, "up": param_bytes * own * up, "update": 28 * own}
+
+
 def _sent(steps: list[tuple[Placement, Placement]], elements: float, ranks: int) -> float:
     return sum(_SENT[TRANSITIONS[each]] for each in steps) * elements * (ranks - 1) / ranks

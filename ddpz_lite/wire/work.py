@@ -208,7 +208,9 @@ class Wired(Work):
         with self._tap.futures:
             first, self._future = self._future is None, self._future or torch.futures.Future()
             here = self._done.is_set()
-        if first and here:
+        if first and self._over:  # DDP's reducer has waited, and asks for the value at once
+            self._complete()
+        elif first and here:
             self._complete_in_time()
         return self._future
 

@@ -1,62 +1,97 @@
 """Offload: what crosses between host and device in a step is what its model says.
 
-No GPU is needed: torch's fake tensors have a device and a shape, and no memory.
+No GPU is needed: the device is torch's meta device, whose tensors have a shape and no memory.
 """
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpz_lite.meter import HostTraffic
 from ddpz_lite.placement import offload_moved
-from ddpz_lite.strategies import optim
-from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies import comm
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+
+
+class FromMeta(TorchDispatchMode):
+    """A copy from the meta device to the host, which torch refuses, brings zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        to = kwargs.get("device")
+        out_of_meta = func is torch.ops.aten._to_copy.default and args[0].is_meta
+        if out_of_meta and to is not None and torch.device(to).type == "cpu":
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        return func(*args, **kwargs)
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch):
-    """Four ranks with a GPU each, as one of them sees it."""
+def four_ranks(monkeypatch):
+    """Four ranks as one of them sees them: their collectives move nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(optim, "check_elementwise", lambda *_: None)  # it looks at values
-    with FakeTensorMode():
-        yield
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    for name in ("broadcast", "all_reduce", "all_to_all_single"):
+        monkeypatch.setattr(comm.dist, name, lambda *_, **__: SimpleNamespace(wait=int))
+    with FromMeta():
+        yield mesh
     dist.destroy_process_group()
 
 
-def layers() -> nn.Module:
-    """Three layers of 8 x 8 on a GPU; fake numbers have no generator."""
-    module = nn.Sequential(*(nn.Linear(8, 8, device="meta") for _ in range(3)))
-    for layer in module:
-        for name, param in list(layer.named_parameters()):
-            setattr(layer, name, nn.Parameter(torch.empty(param.shape, device="cuda")))
-    return module
+def one_step(flat: Flat, inner: int, micro_batches: int, resharded: bool) -> None:
+    """What a step of this stage asks of a buffer."""
+
+    def gather() -> None:
+        flat.gather()
+        flat.gathered()
+
+    for micro in range(micro_batches):
+        if inner == 3:
+            gather()
+            if resharded:
+                flat.free()
+                gather()
+        if inner > 1 or micro == micro_batches - 1:
+            for index, param in enumerate(flat.params):
+                flat.collect(index, torch.empty_like(param))
+            flat.reduce()
+            flat.reduced()
+        if inner == 3:
+            flat.free()
+    flat.reduce_across()
+    flat.reduced()
+    flat.publish().wait()
+    if inner < 3:
+        gather()
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3, (0, 3), (1, 3)])
+@pytest.mark.parametrize("stage", [1, 2, 3, (0, 3), (1, 2), (1, 3)])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_bytes_between_host_and_device_are_the_model(fake_gpu, stage, half, micro_batches):
-    mesh = dist.init_device_mesh("cpu", (2, 2)) if isinstance(stage, tuple) else None
-    options = {"mesh": mesh, "mixed_precision": half, "offload": True, "lr": 0.1}
-    model, optimizer = parallelize(layers(), torch.optim.SGD, stage, **options)
-    x = torch.empty(2, 8, device="cuda")
+@pytest.mark.parametrize(("micro_batches", "resharded"), [(1, True), (3, True), (3, False)])
+def test_bytes_between_host_and_device_are_the_model(
+    four_ranks, stage, half, micro_batches, resharded
+):
+    mesh, inner = isinstance(stage, tuple), stage[1] if isinstance(stage, tuple) else stage
+    ranks = Comm.of(four_ranks, cut=stage[0] == 1) if mesh else Comm()
+    params = [nn.Parameter(torch.empty(n, device="meta")) for n in (41, 7, 6)]
+    flat = Flat(params, ranks, dtype=half, resident=inner < 3, offload=True)
+    assert (flat.shard.device.type, flat.full.device.type) == ("cpu", "meta")
+    if inner == 3:
+        flat.free()
     with HostTraffic() as moved:
-        for _ in range(micro_batches):
-            model(x).sum().backward()
-        optimizer.step()
-    world = (2, 2) if mesh is not None else 4
-    padded = sum(flat.layout.padded for flat in model.flats)
-    model_says = offload_moved(padded, world, stage, 2 if half else 4, micro_batches)
-    reductions = model_says["down"] / offload_moved(padded, world, stage)["down"]
-    flags = 4 * sum(len(flat.params) for flat in model.flats)
-    assert moved.up == model_says["up"]
-    assert moved.down == model_says["down"] + flags * reductions
+        one_step(flat, inner, micro_batches, resharded)
+    facts = flat.layout.padded, (2, 2) if mesh else 4, stage
+    says = offload_moved(*facts, 2 if half else 4, micro_batches, resharded)
+    reductions = says["down"] / offload_moved(*facts)["down"]  # each has a flag for a parameter
+    assert (moved.up, moved.down) == (says["up"], says["down"] + 4 * len(params) * reductions)
 
 
 def test_the_model_by_hand():

@@ -1,6 +1,7 @@
 """What a run cost: bytes, calls, time and who was late, and arithmetic against the peak."""
 
 from ddpz_lite.meter.breakdown import Parts, Step, breakdown
+from ddpz_lite.meter.crossing import HostTraffic
 from ddpz_lite.meter.drift import checksums, drifted
 from ddpz_lite.meter.explain import explain
 from ddpz_lite.meter.held import KINDS, memory
@@ -20,6 +21,7 @@ from ddpz_lite.wire.trace import Trace, read_trace
 __all__ = [
     "KINDS",
     "TIMELINE_KINDS",
+    "HostTraffic",
     "MemoryTimeline",
     "Parts",
     "Step",

@@ -171,7 +171,7 @@ def load_checkpoint(
 
 class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return _tensor(self.state_dict[index.fqn])
+        return _range(self.state_dict[index.fqn], index)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -182,7 +182,11 @@ class _LoadPlanner(DefaultLoadPlanner):
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return _tensor(self.state_dict[index.fqn])
+        return _range(self.state_dict[index.fqn], index)
+
+
+def _range(value: Part | Tensor, index: MetadataIndex) -> Tensor:
+    return value.__get_tensor_shard__(index) if isinstance(value, Part) else value
 
 
 def _tensor(value: Part | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -50,11 +51,14 @@ class Part:
 
     def take(self, whole: Tensor) -> None:
         """Copy this rank's elements from a whole tensor (total,)."""
-        for mine, (start, length) in zip(self._views(), self.spans, strict=True):
-            mine.copy_(whole[start : start + length])
+        for start, length in self.spans:
+            self._ranges[start].copy_(whole[start : start + length])
 
-    def _views(self) -> tuple[Tensor, ...]:
-        return self.tensor.split([length for _, length in self.spans])
+    @cached_property
+    def _ranges(self) -> dict[int, Tensor]:
+        """{start in the whole: the elements from there}."""
+        views = self.tensor.split([length for _, length in self.spans])
+        return {start: view for (start, _), view in zip(self.spans, views, strict=True)}
 
     def size(self) -> torch.Size:
         return torch.Size([self.total])
@@ -79,10 +83,7 @@ class Part:
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        lengths = [length for _, length in self.spans]
-        at = [start for start, _ in self.spans].index(index.offset[0])
-        begin = sum(lengths[:at])
-        return self.tensor[begin : begin + lengths[at]]
+        return self._ranges[index.offset[0]]
 
 
 @dataclass

@@ -19,8 +19,8 @@ Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -242,6 +242,10 @@ class Pipeline(nn.Module):
         self._arrived: dict[Action, Tensor] = {}
         self._under_way: list[tuple[Any, Tensor]] = []
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the stage's: of one that is sharded, its optimizer knows where gradients lie."""
+        self.stage.zero_grad(set_to_none)
+
     # -- tied parameters
 
     def _tie(self, stages: Sequence[nn.Module]) -> dict[str, list[int]]:
@@ -287,17 +291,29 @@ class Pipeline(nn.Module):
             return param if flat.owner.reduces_later else flat.pieces[index]
         return param
 
-    @torch.no_grad()
-    def _sum_tied(self, before: dict[nn.Parameter, Tensor | None]) -> None:
-        """Add what the other stages have of each tied gradient, in one order on all stages."""
-        for param, where in zip(before, self._tied.values(), strict=True):
-            with torch._C.DisableTorchFunctionSubclass():  # shards of ZeRO-3 are plain ones here
-                grad = own_grad(param)
-                others = [s for s in where if s != self.index]
+    @contextmanager
+    def _summing_tied(self) -> Iterator[None]:
+        """Add what the other stages have of each tied gradient to what the block leaves.
+
+        In the order of stages, so that all come to the same bits. What was there before the block,
+        from an earlier step, is a sum already.
+        """
+        tied = [(self._shard_of(name), where) for name, where in self._tied.items()]
+        tied = [(param, where) for param, where in tied if param.requires_grad]
+        with torch._C.DisableTorchFunctionSubclass():  # shards of ZeRO-3 are plain ones here
+            before = [None if (g := own_grad(p)) is None else g.clone() for p, _ in tied]
+            for param, _ in tied:
+                set_own_grad(param, None)
+        yield
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for (param, where), earlier in zip(tied, before, strict=True):
+                if own_grad(param) is None:  # not used here
+                    set_own_grad(param, torch.zeros_like(param))
+                grad, others = own_grad(param), [s for s in where if s != self.index]
                 parts = self._swap(grad, others, others) | {self.index: grad.clone()}
                 grad.copy_(sum(parts[s] for s in where))
-                if before[param] is not None:
-                    grad.add_(before[param])
+                if earlier is not None:
+                    grad.add_(earlier)
 
     # -- a step
 
@@ -331,36 +347,41 @@ class Pipeline(nn.Module):
                 f"{self.micro_batches} micro-batches. Cure: a target for each input, a weight for "
                 "each micro-batch."
             )
-        learns = torch.is_grad_enabled()
-        actions = [a for a in self.actions if learns or a[0] == "F"]
         self._forget()
         self.most_live, self._losses = 0, []
-        tied = [self._shard_of(name) for name in self._tied] if learns else []
-        before = {p: None if own_grad(p) is None else own_grad(p).detach().clone() for p in tied}
-        for param in before:
-            set_own_grad(param, None)
-        kind_of_input = (inputs.shape[1:], inputs.dtype, inputs.device)
-        is_new, self._known = kind_of_input != self._known, kind_of_input
+        with self._summing_tied() if torch.is_grad_enabled() else nullcontext():
+            self._run(*rows, loss_fn, weights)
+        return sum(self._losses) if self.is_last else None
+
+    def _run(
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        loss_fn: LossFn,
+        weights: Sequence[float],
+    ) -> None:
+        """All actions of this stage, in order, and the messages between them."""
+        actions = [a for a in self.actions if a[0] == "F" or torch.is_grad_enabled()]
+        like = inputs[0]
+        kind_of_input = (like.shape[1:], like.dtype, like.device)
+        is_new = kind_of_input != self._known
         if is_new and not self.is_first:
-            self._hear_shape(inputs.device)
-        self._pass_on(None, 0, actions[0], len(rows[0][0]))
+            self._hear_shape(like.device)
+        self._pass_on(None, 0, actions[0], len(like))
         for (kind, i), following in zip(actions, [*actions[1:], None], strict=True):
             with span(f"{kind}{i}"):
                 if kind == "F":
-                    made = self._forward(i, *(part[i] for part in rows), loss_fn, weights[i])
+                    made = self._forward(i, inputs[i], targets[i], loss_fn, weights[i])
                 else:
                     made = self._backward(i, is_last=(kind, i) == actions[-1])
             if is_new and made is not None:  # the first action is a forward
                 self._tell_shape(made)
-            is_new = False
-            size = len(rows[0][following[1]]) if following else 0
+            is_new, self._known = False, kind_of_input
+            size = len(inputs[following[1]]) if following else 0
             self._pass_on(made, self.index + (1 if kind == "F" else -1), following, size)
         for work, _ in self._under_way:
             work.wait()
         self._under_way = []
-        if learns:
-            self._sum_tied(before)
-        return sum(self._losses) if self.is_last else None
 
     def _parts(self, batch: Any, name: str) -> Sequence[Tensor]:
         if not isinstance(batch, Tensor) or batch.dim() == 0 or len(batch) < self.micro_batches:
@@ -382,10 +403,10 @@ class Pipeline(nn.Module):
         if self.is_last:
             output = loss_fn(output, targets) * weight  # ()
             self._losses.append(output.detach())
-        elif not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
+        elif _told(output)[0] != len(inputs):
             raise ValueError(
-                f"stage {self.index} returned {_told(output)} for {len(inputs)} rows. Cure: one "
-                "tensor, with the batch as its first dimension."
+                f"stage {self.index} returned {_told(output)[1]} for {len(inputs)} rows. Cure: one "
+                "floating-point tensor, with the batch as its first dimension."
             )
         if torch.is_grad_enabled():
             self._live[i] = received, output
@@ -452,5 +473,9 @@ def _clash(stages: Sequence[nn.Module]) -> str | None:
     return None
 
 
-def _told(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+def _told(output: Any) -> tuple[int | None, str]:
+    """The rows of what a stage returned, None if it cannot be sent; and what it is."""
+    if not isinstance(output, Tensor):
+        return None, f"a {type(output).__name__}"
+    fits = output.dtype in DTYPES and 0 < output.dim() < NOTE - 1
+    return len(output) if fits else None, f"{output.dtype} of shape {tuple(output.shape)}"

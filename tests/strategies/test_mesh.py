@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.pipeline import gpt_stages, one_f_one_b
+from ddpz_lite.strategies.precision import LossScale
 
 AXES = ("data", "pipe", "tensor")
 CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=3, heads=2, width=8, tied=True)
@@ -40,17 +43,21 @@ def groups(module: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def reference(steps: int = STEPS) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights and norms after training in one process."""
-    model, norms = gpt(), []
-    optimizer = torch.optim.AdamW(groups(model), **ADAM)
-    for step in range(steps):
+def one_process() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    model = gpt()
+    return model, torch.optim.AdamW(groups(model), **ADAM), []
+
+
+def step_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    """Train on whole batches; returns the norms before clipping."""
+    norms = []
+    for step in steps:
         x, y = batch_of(step)
         dz.next_token_loss(model(x), y).backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         optimizer.step()
         optimizer.zero_grad()
-    return model.state_dict(), norms
+    return norms
 
 
 def built(shape: tuple[int, int, int], stage: int, **options: Any) -> tuple[Any, Any, Any]:
@@ -75,36 +82,90 @@ def trained(pipe: Any, optimizer: Any, mesh: Any, steps: range) -> list[float]:
 
 
 def on_mesh(shape: tuple[int, int, int], stages: tuple[int, ...], folder: str) -> dict[Any, Any]:
-    """Train at each ZeRO stage; save in the middle, and go on from there."""
+    """Train at each ZeRO stage, saving in the middle; and from where one process has saved."""
     out = {}
     for stage in stages:
         pipe, optimizer, mesh = built(shape, stage)
         norms = trained(pipe, optimizer, mesh, range(2))
         dz.save_checkpoint(f"{folder}/{stage}", pipe, optimizer, done=2)
         norms += trained(pipe, optimizer, mesh, range(2, STEPS))
-        out[stage] = dz.full_state_dict(pipe), norms
-        # the next one in the row loads what this one has saved, and ends at the same weights
-        other, steps, mesh = built(shape, STAGES[stage - 1])
-        assert dz.load_checkpoint(f"{folder}/{stage}", other, steps) == {"done": 2}
-        trained(other, steps, mesh, range(2, STEPS))
-        out["from", stage] = dz.full_state_dict(other), norms
+        whole = dz.full_state_dict(pipe)
+
+        other, steps, mesh = built(shape, stage)
+        assert dz.load_checkpoint(f"{folder}/alone", other, steps) == {"done": 2}
+        last = trained(other, steps, mesh, range(2, STEPS))
+        out[stage] = whole, norms
+        out[stage, "loaded"] = dz.full_state_dict(other), [*norms[:2], *last]
+
+        dz.load_full_state_dict(other, whole)
+        again = dz.full_state_dict(other)
+        assert all(torch.equal(again[name], value) for name, value in whole.items())
     return out
 
 
-def check(run: Any) -> None:
-    weights, norms = reference()
+def check(shape: tuple[int, int, int], stages: tuple[int, ...], folder: Path) -> None:
+    model, optimizer, before = one_process()
+    before += step_alone(model, optimizer, range(2))
+    dz.save_checkpoint(folder / "alone", model, optimizer, done=2)
+    norms = before + step_alone(model, optimizer, range(2, STEPS))
+    weights = model.state_dict()
+    run = dz.launch(on_mesh, prod(shape), args=(shape, stages, str(folder)))
     for state, found in (result for results in run for result in results.values()):
         assert list(state) == list(weights)
         torch.testing.assert_close(found, norms, rtol=1e-5, atol=0)
         torch.testing.assert_close(state, weights, rtol=1e-5, atol=1e-6)
+    for stage in stages:  # what the mesh has saved, in one process
+        model, optimizer, _ = one_process()
+        assert dz.load_checkpoint(folder / str(stage), model, optimizer) == {"done": 2}
+        step_alone(model, optimizer, range(2, STEPS))
+        torch.testing.assert_close(model.state_dict(), weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_eight_ranks_train_as_one_process(tmp_path):
-    check(dz.launch(on_mesh, 8, args=((2, 2, 2), (1,), str(tmp_path))))
+    check((2, 2, 2), (1,), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2, 1), (2, 1, 2)])
 def test_zero_along_data_with_one_other_axis(shape, tmp_path):
-    check(dz.launch(on_mesh, 4, args=(shape, STAGES, str(tmp_path))))
+    check(shape, STAGES, tmp_path)
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_eight_ranks_at_other_stages(stage, tmp_path):
+    check((2, 2, 2), (stage,), tmp_path)
+
+
+def in_half_precision(dtype: torch.dtype) -> tuple[list[float], int, list[Tensor]]:
+    scale = LossScale(2.0**24) if dtype is torch.float16 else None
+    options = {"mixed_precision": dtype, "loss_scale": scale}
+    pipe, optimizer, mesh = built((1, 2, 2), 1, **options)
+    norms = [norm for _ in range(20) for norm in trained(pipe, optimizer, mesh, range(1))]
+    return norms, scale.skipped if scale else 0, list(dz.full_state_dict(pipe).values())
+
+
+def test_all_ranks_of_a_mesh_skip_a_step_or_none_does():
+    """The gradients of one stage overflow before the other's: the scale must be one."""
+    model, optimizer, _ = one_process()
+    first = step_alone(model, optimizer, range(1))[0]
+    for dtype in (torch.bfloat16, torch.float16):
+        run = dz.launch(in_half_precision, 4, args=(dtype,))
+        for norms, skipped, weights in run:
+            assert (norms[skipped:], skipped) == (run[0][0][skipped:], run[0][1])
+            assert all(torch.equal(*pair) for pair in zip(weights, run[0][2], strict=True))
+        norms, skipped, _ = run[0]
+        assert (skipped > 0) == (dtype is torch.float16) and skipped < 20
+        assert norms[skipped] == pytest.approx(first, rel=0.02)
+
+
+def averaged_over_the_wrong_ranks() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    model = dz.tensor_parallel(gpt(), mesh)
+    dz.parallelize(model, torch.optim.SGD, mesh=mesh, lr=0.1)
+
+
+def test_a_cut_model_is_not_averaged_over_its_own_parts():
+    with pytest.raises(dz.RankFailed, match="the mesh has no axis 'tensor'"):
+        dz.launch(averaged_over_the_wrong_ranks, 2)

@@ -223,6 +223,26 @@ def test_only_activations_are_sent(name):
         assert ops == {"send", "recv", "all_gather"}  # the last compares schedules, at the start
 
 
+class Large(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+def large_messages() -> float:
+    pipe = dz.Pipeline([Large(), Large()], one_f_one_b(2, 4))
+    x = torch.ones(4, 1 << 20)  # 4 MiB a message: none leaves before it is asked for
+    pipe.step(x, x, lambda out, target: (out + target).mean())
+    return pipe.stage.gain.grad.item()
+
+
+def test_stages_that_send_to_each_other_at_once_do_not_wait_for_each_other():
+    assert list(dz.launch(large_messages, 2)) == [1.0, 1.0]
+
+
 # ---- what is refused ----
 
 
@@ -268,7 +288,7 @@ def refused(what: str) -> None:
     ("what", "words"),
     [
         ("deaf", "stage 1 gave its input no gradient"),
-        ("short", "stage 0 returned shape (1, 3) for 2 rows"),
+        ("short", "stage 0 returned torch.float32 of shape (1, 3) for 2 rows"),
         ("weights", "1 weights for 2 micro-batches"),
         ("rows", "inputs must be a tensor of at least 2 rows"),
         ("stages", "3 stages and a schedule for 2, on a group of 2 ranks"),

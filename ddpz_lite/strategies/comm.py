@@ -104,10 +104,10 @@ class Comm:
             return mesh
         if mesh is None or isinstance(mesh, dist.ProcessGroup):
             return cls(mesh)
-        if "data" in (mesh.mesh_dim_names or ()):
-            return cls._on_axes(mesh)
         if mesh.ndim == 1:
             return cls(mesh.get_group())
+        if "data" in (mesh.mesh_dim_names or ()):
+            return cls._on_axes(mesh)
         if mesh.ndim == 2:
             return cls(group=mesh.get_group(1), replicas=mesh.get_group(0))
         raise ValueError(

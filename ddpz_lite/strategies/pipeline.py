@@ -140,7 +140,6 @@ class GPTStage(nn.Module):
 
     def __init__(self, gpt: GPT, blocks: range) -> None:
         super().__init__()
-        self.config = gpt.config
         self.is_first, self.is_last = blocks.start == 0, blocks.stop == len(gpt.blocks)
         if self.is_first or (self.is_last and gpt.config.tied):
             self.tokens = gpt.tokens

@@ -63,7 +63,12 @@ class _Sum(torch.autograd.Function):
 
 
 class _CutLinear(nn.Linear):
-    """This rank's part of a linear layer; `cuts` says which of its parameters are cut, and how."""
+    """This rank's part of a linear layer; `cuts` says which of its parameters are cut, and how.
+
+    dim: the dimension of a parameter that is cut.
+    """
+
+    dim: int
 
     def __init__(self, linear: nn.Linear, comm: Comm, cuts: dict[str, Cut]) -> None:
         nn.Module.__init__(self)
@@ -72,8 +77,7 @@ class _CutLinear(nn.Linear):
             cut, local = cuts.get(name), param
             if cut is not None:
                 shape = list(cut.shape)
-                dim = 0 if isinstance(self, ColumnLinear) else 1
-                shape[dim] //= comm.world
+                shape[self.dim] //= comm.world
                 local = nn.Parameter(cut.of(param.detach(), shape), param.requires_grad)
             self.register_parameter(name, local)
         if linear.bias is None:
@@ -92,6 +96,8 @@ class ColumnLinear(_CutLinear):
 
     Raises ValueError if the ranks do not divide a block.
     """
+
+    dim = 0
 
     def __init__(self, linear: nn.Linear, group: Group = None, blocks: int = 1) -> None:
         comm, (out, inside) = Comm.of(group), linear.weight.shape
@@ -112,6 +118,8 @@ class RowLinear(_CutLinear):
     Arguments as for `ColumnLinear`. The bias is whole on every rank and is added after the sum:
     each rank that added it before would add it once more.
     """
+
+    dim = 1
 
     def __init__(self, linear: nn.Linear, group: Group = None) -> None:
         comm, (out, inside) = Comm.of(group), linear.weight.shape

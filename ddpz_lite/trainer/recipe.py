@@ -44,8 +44,9 @@ def mesh_shape(text: str) -> str:
 class Recipe:
     """A training run. Raises ValueError, naming the option, for a value that makes no sense.
 
-    A step is one update: `accumulate` micro-batches of `batch` windows on each rank, each window
-    `context` tokens (bytes) long. Paths are strings, so that the recipe is plain data.
+    A step is one update: `accumulate` micro-batches of `batch` windows on each rank (of a mesh, for
+    each place along data), each window `context` tokens (bytes) long. Paths are strings, so that
+    the recipe is plain data.
     """
 
     text: str | None = _option(

@@ -34,6 +34,7 @@ from .comm import Comm
 from .ddp import DDP
 from .gradient import Resident, own_grad, set_own_grad
 from .mesh import mark
+from .replica import Replica
 
 Action = tuple[str, int]  # ("F" or "B", micro-batch)
 Schedule = Sequence[Sequence[Action]]  # of each stage
@@ -283,7 +284,7 @@ class Pipeline(nn.Module):
 
     def _shard_of(self, name: str) -> nn.Parameter:
         """Where backward leaves the gradient of a parameter: on it, or in shards on its piece."""
-        module = getattr(self.stage, "module", self.stage)
+        module = self.stage.module if isinstance(self.stage, Replica) else self.stage
         param = dict(module.named_parameters())[name]
         if isinstance(param, Resident):
             flat, index = param.place

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -62,7 +62,9 @@ class Comm:
         replicas: on a mesh, the group of the ranks that hold the same shard.
         cut: whether the replicas cut that shard among themselves (ZeRO-1 outside), or each keeps
             all of it (DDP).
-        everyone: the group of all ranks of the mesh, if they cut; None for the world.
+        holders: the group of all ranks of the mesh, if they cut; None for the world.
+        axes: on a mesh with other axes, the groups of the ranks that hold other parts of the model,
+            by the name of the axis.
 
     Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too;
     `group` is None for the world. `across` is a Comm of the replicas if they cut the shard, else of
@@ -79,18 +81,19 @@ class Comm:
         group: dist.ProcessGroup | None = None,
         replicas: dist.ProcessGroup | None = None,
         cut: bool = False,
-        everyone: dist.ProcessGroup | None = None,
+        holders: dist.ProcessGroup | None = None,
+        axes: Mapping[str, dist.ProcessGroup] | None = None,
     ) -> None:
         if not dist.is_initialized():
             _refuse_forgotten_init()
         elif group is dist.group.WORLD:
             group = None
-        self.group, self.replicas = group, replicas
+        self.group, self.replicas, self.axes = group, replicas, _not_the_world(axes or {})
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.world = dist.get_world_size(group) if dist.is_initialized() else 1
         self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
         self.across = Comm(replicas) if cut else Comm.alone()
-        self.holders = everyone if cut else self.group
+        self.holders = holders if cut else self.group
         self._place()
 
     def _place(self) -> None:
@@ -98,11 +101,11 @@ class Comm:
         self.place = self.rank * self.across.world + self.across.rank
 
     @classmethod
-    def alone(cls) -> Comm:
+    def alone(cls, axes: Mapping[str, dist.ProcessGroup] | None = None) -> Comm:
         """A group of one: every transition is the identity and no collective is called."""
         comm = cls.__new__(cls)
         comm.group, comm.replicas, comm.rank, comm.world, comm.size = None, None, 0, 1, 1
-        comm.across, comm.holders = comm, None
+        comm.across, comm.holders, comm.axes = comm, None, _not_the_world(axes or {})
         comm._place()
         return comm
 
@@ -112,14 +115,18 @@ class Comm:
     ) -> Comm:
         """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None.
 
-        cut: whether replicas cut their shard among themselves; needs a 2-D mesh unless None.
+        Of a mesh with an axis named "data", that one shards, and the others are `axes`. cut:
+        whether replicas cut their shard among themselves; needs a mesh (replicate, shard) unless
+        None.
         """
         axes = 1 if mesh is None or isinstance(mesh, dist.ProcessGroup | Comm) else mesh.ndim
-        if axes > 2 or (cut is not None and axes != 2):
+        named = axes > 1 and "data" in (mesh.mesh_dim_names or ())
+        if (axes > 2 and not named) or (cut is not None and (named or axes != 2)):
             wanted = "1 dimension (shard) or 2" if cut is None else "2 dimensions, a stage for each"
             raise ValueError(
                 f"expected a mesh of {wanted} (replicate, shard), got {axes}. "
-                "Cure: init_device_mesh(device, (replicas, shards))."
+                "Cure: init_device_mesh(device, (replicas, shards)); with other axes, "
+                'mesh_dim_names, one of them "data".'
             )
         if isinstance(mesh, Comm):
             return mesh
@@ -127,13 +134,31 @@ class Comm:
             return cls(mesh)
         if axes == 1:
             return cls(mesh.get_group())
-        everyone = _ranks_of(mesh) if cut else None
-        return cls(mesh.get_group(1), mesh.get_group(0), bool(cut), everyone)
+        if named:
+            return cls._on_axes(mesh)
+        holders = _ranks_of(mesh) if cut else None
+        return cls(mesh.get_group(1), mesh.get_group(0), bool(cut), holders)
 
     def part(self, size: int) -> Comm:
         """This rank with its neighbours: the sharding group, cut into groups of `size` ranks."""
         ranks, first = dist.get_process_group_ranks(self.group), self.rank - self.rank % size
         return Comm(dist.new_group(ranks[first : first + size], use_local_synchronization=True))
+
+    @classmethod
+    def _on_axes(cls, mesh: dist.DeviceMesh) -> Comm:
+        if mesh.size() != dist.get_world_size():
+            raise ValueError(
+                f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: with other "
+                "axes than data a mesh has all ranks. Cure: one mesh for the world."
+            )
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        others = [name for name, size in sizes.items() if name != "data" and size > 1]
+        return cls(mesh.get_group("data"), axes={name: mesh.get_group(name) for name in others})
+
+    @property
+    def everyone(self) -> Comm:
+        """All ranks that hold a part of the model: the sharding group, or the world of a mesh."""
+        return Comm() if self.axes else self
 
     # -- the four transitions
 
@@ -200,14 +225,28 @@ class Comm:
             for work in works:
                 work.wait()
 
-    def reduce_scalar(self, value: Tensor, maximum: bool = False) -> Tensor:
-        """Sum (or maximum) over all that hold other shards: the small all-reduce of norms."""
-        for group in (axis.group for axis in (self, self.across) if axis.world > 1):
+    def reduce_scalar(
+        self, value: Tensor, maximum: bool = False, everywhere: bool = False
+    ) -> Tensor:
+        """Sum (or maximum) over all that hold other shards: the small all-reduce of norms.
+
+        everywhere: over the other axes of a mesh too.
+        """
+        groups = [axis.group for axis in (self, self.across) if axis.world > 1]
+        for group in (*groups, *self.axes.values()) if everywhere else groups:
             if "nccl" in dist.get_backend(group):
                 value = value.cuda()  # offloaded shards have their norm on the host
             op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
             dist.all_reduce(value, op=op, group=group)
         return value
+
+    def gather_along(self, axis: str, value: Any) -> list[Any]:
+        """As `gather_objects`, over an axis of the mesh; [value] where there is no such axis."""
+        if axis not in self.axes:
+            return [value]
+        gathered: list[Any] = [None] * dist.get_world_size(self.axes[axis])
+        dist.all_gather_object(gathered, value, group=self.axes[axis])
+        return gathered
 
     def gather_objects(self, value: Any) -> list[Any]:
         """One small picklable value of each rank, on every rank, in order of replica and rank."""
@@ -217,6 +256,29 @@ class Comm:
             dist.all_gather_object(gathered, values, group=group)
             values = [one for several in gathered for one in several]
         return values
+
+    def exchange(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> tuple[list[Any], list[Any]]:
+        """Messages of this rank, (tensor, rank of the group) each, started together.
+
+        Returns the works of sends and of receives; NCCL has one work for all. Between two ranks,
+        messages in one direction arrive in their order, and have no other name.
+
+        [Note: who is first] Where messages are not one call, two NCCL streams that both send first
+        would wait for each other. So of any two ranks the lower one sends first.
+        """
+        ops = [(dist.isend, *one) for one in sends] + [(dist.irecv, *one) for one in receives]
+        order = sorted(
+            range(len(ops)), key=lambda k: (ops[k][0] is dist.isend) != (ops[k][2] > self.rank)
+        )
+        calls = [dist.P2POp(op, t, group=self.group, group_peer=peer) for op, t, peer in ops]
+        works = dist.batch_isend_irecv([calls[k] for k in order]) if ops else []
+        if len(works) < len(ops):
+            return (works if sends else []), (works if receives else [])
+        by_call = dict(zip(order, works, strict=True))
+        sent = [by_call[k] for k in range(len(sends))]
+        return sent, [by_call[k] for k in range(len(sends), len(ops))]
 
     def check_equal(self, what: str, lines: Sequence[str]) -> None:
         """Raise RuntimeError on all ranks unless all have these lines; names the first other."""
@@ -273,6 +335,13 @@ def _ranks_of(mesh: dist.DeviceMesh) -> dist.ProcessGroup | None:
     if len(ranks) == dist.get_world_size():
         return None
     return dist.new_group(ranks, use_local_synchronization=True)
+
+
+def _not_the_world(
+    axes: Mapping[str, dist.ProcessGroup | None],
+) -> dict[str, dist.ProcessGroup | None]:
+    """See [Note: the world is not held]."""
+    return {n: None if group is dist.group.WORLD else group for n, group in axes.items()}
 
 
 def backend_of(backend: str, device: str) -> str:

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from .comm import Comm, Handle
 from .gradient import Shard, Waiting, resident
+from .mesh import mark
 from .quantised import all_gather, rounded
 
 
@@ -168,6 +169,8 @@ class Flat:
         kind = Waiting if cut and not resident else nn.Parameter
         views = zip(self.layout.pieces(self.shard), params, strict=True)
         self.pieces = [kind(v, requires_grad=p.requires_grad) for v, p in views]
+        for piece, param in zip(self.pieces, params, strict=True):
+            mark(piece, like=param)
         for index, piece in enumerate(self.pieces if kind is Waiting else ()):
             piece.place = (self, index)
         self._rows: Tensor | None = None  # (world, padded // world + len(params))

@@ -4,7 +4,7 @@ from answers import Wrong
 
 STEP = ("all ranks step or none; unscaled, clipped",)
 SCALE = ("the same scale on all ranks, always",)
-SIZE = ("huge gradients, and short ones",)
+SIZE = ("huge gradients, and nearly long ones",)
 TURN = ("growth, and two runs in turn",)
 ONE = ("one collective of one or two numbers",)
 NODES = ("2 nodes of 2: as one process with all gradients",)
@@ -154,8 +154,8 @@ WRONG = {
         ),
         Wrong(
             "never unscaled",
-            agree(unscale="pass", norm="square.sqrt() * scaler['scale']"),
-            says="still had the scale",
+            agree(unscale="pass"),
+            says="it still had the scale",
         ),
         Wrong(
             "unscaled twice",
@@ -180,7 +180,7 @@ WRONG = {
             ),
             says="add up squares",
         ),
-        Wrong("not clipped", agree(norm="square.sqrt() * 0"), "were not clipped"),
+        Wrong("not clipped", agree(norm="(square.sqrt() * 0)"), "were not clipped"),
         Wrong(
             "a step with zeros in place of none",
             agree(
@@ -197,8 +197,7 @@ WRONG = {
                 "    square = sum(g.double().square().sum() for g in gradients)\n"
                 "    finite = bool(finite)"
             ),
-            says="Nobody needs another rank's gradients",
-            loses=ONE,
+            says="each rank has other parameters",
         ),
         Wrong(
             "squares in float32",
@@ -232,8 +231,19 @@ WRONG = {
         Wrong(
             "always made as long as the limit",
             agree(norm="square.sqrt()).clamp(max=1e30) * (torch.ones(())"),
-            says="is wrong",
-            loses=SIZE,
+            says="or was lengthened",
+        ),
+        Wrong(
+            "a flag for each rank",
+            agree(
+                ask="flags = torch.zeros(dist.get_world_size() + 1, dtype=torch.float64)\n"
+                "    flags[dist.get_rank()] = not square.isfinite()\n"
+                "    flags[-1] = square if square.isfinite() else 0\n"
+                "    dist.all_reduce(flags)\n"
+                "    finite, square = not flags[:-1].any(), flags[-1]"
+            ),
+            says="nobody needs to know which rank it was",
+            loses=ONE,
         ),
         Wrong(
             "the scaler of the first run, for all",
@@ -368,7 +378,7 @@ class Hybrid:
             hybrid(
                 gather="self.whole = all_gather(self.shard, self.inside)\n"
                 "        return self.whole[: self.numel].clone()"
-            ),  # fmt: skip
+            ),
             says="its shards take at most",
             loses=HELD,
         ),
@@ -382,14 +392,20 @@ class Hybrid:
         ),
         Wrong(
             "the weights that were handed in are stepped on",
-            hybrid(build="self.shard = self.padded(weights).chunk(node)[dist.get_rank() % node]"),
+            hybrid(
+                build="size = -(-len(weights) // node)\n"
+                "        part = weights.split(size)[dist.get_rank() % node]\n"
+                "        missing = size - len(part)\n"
+                "        zeros = part.new_zeros(missing)\n"
+                "        self.shard = torch.cat([part, zeros]) if missing else part"
+            ),
             says="changed models",
             loses=BITS,
         ),
         Wrong(
             "no padding",
             hybrid().replace("(0, -len(flat) % self.node)", "(0, 0)"),
-            says="must be divisible",
+            says="must make the same calls",
             loses=NODES,
         ),
         Wrong(
@@ -397,7 +413,7 @@ class Hybrid:
             hybrid().replace(
                 "    def __init__(self, weights, node):",
                 "    def __init__(self, weights, node):\n        node = min(2, node)",
-            ),  # fmt: skip
+            ),
             says="has shape",
             loses=EDGE,
         ),
@@ -424,7 +440,7 @@ class Hybrid:
         Wrong(
             "the own scales for all",
             int8(meet="scales = scales[dist.get_rank()].unsqueeze(0)"),
-            says="its steps met the scales of rank",
+            says="its steps met the scales of rank 3",
             loses=HALF,
         ),
         Wrong(
@@ -449,8 +465,8 @@ class Hybrid:
 def gather_int8(shard, block):
     return all_gather(shard.bfloat16()).to(shard.dtype)
 """,
-            says="half a step is the most",
-            loses=HALF,
+            says="0.50 of what a gather in float32 sends",
+            loses=BYTES,
         ),
         Wrong(
             "a step of max / 128, which 127 cannot reach",
@@ -465,7 +481,7 @@ def gather_int8(shard, block):
             "the master is rounded",
             int8(after="shard.copy_(whole.view(world, n)[dist.get_rank()])"),
             says="changed the shard",
-            loses=SAME,
+            loses=HALF,
         ),
         Wrong(
             "the own part exact",

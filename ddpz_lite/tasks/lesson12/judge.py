@@ -64,7 +64,8 @@ def _agree_cases(rng: torch.Generator) -> list[Case]:
 
     uneven = ((4,), (), (2, 6))
     cases = [
-        case(4, "an inf on rank 2", {1: [(2, INF)], 3: [(0, -INF)]}),
+        case(4, "short gradients, an inf on rank 2", {1: [(2, INF)]}, max_norm=1e3),
+        case(4, "an inf on rank 2, one on rank 0", {1: [(2, INF)], 3: [(0, -INF)]}),
         case(2, "a nan on rank 1", {2: [(1, NAN)]}, optimizer="Adam"),
         case(3, "shards of unequal size, one rank has none", {1: [(2, INF)]}, sizes=uneven),
         case(1, "an inf", {1: [(0, INF)]}),
@@ -73,7 +74,7 @@ def _agree_cases(rng: torch.Generator) -> list[Case]:
              kind="scale", interval=2),
         case(4, "no overflow, growth after 3", {}, kind="scale", interval=3),
         case(2, "gradients around 1e25", {}, kind="size", times=1e25),
-        case(4, "gradients that are short enough", {2: [(3, INF)]}, kind="size", max_norm=1e3),
+        case(4, "gradients that are a little too short", {2: [(3, INF)]}, kind="size", max_norm=20),
     ]  # fmt: skip
     both = [case(2, "two runs in turn", bad, kind="scale") for bad in ({1: [(0, INF)]}, {})]
     for first, second in zip(both[0].inputs, both[1].inputs, strict=True):
@@ -114,6 +115,14 @@ def _stepped(
 def _agree_weights(seen: Observed) -> str | None:
     for run in range(len(seen.case.inputs[0]["runs"])):
         for step in range(STEPS):
+            finite = _finite(seen.case, run, step)
+            for rank, got in enumerate(seen.data):
+                if got["logs"][run][step]["stepped"] is True and not finite[rank]:
+                    return (
+                        f"In step {step}, rank {rank} stepped, and its own gradients held an inf "
+                        "or a nan. One such rank must be enough to stop all of them: is that what "
+                        "your collective asks?"
+                    )
             for rank, got in enumerate(seen.data):
                 if wrong := _agree_step(seen.case, run, step, rank, got["logs"][run][step]):
                     return wrong
@@ -125,11 +134,6 @@ def _agree_step(case: Case, run: int, step: int, rank: int, now: dict[str, Any])
     what, stepped = f"In step {step}, rank {rank}", now["stepped"]
     if type(stepped) is not bool:
         return f"{what} returned {type(stepped).__name__}; True or False says whether it stepped."
-    if stepped and not finite[rank]:
-        return (
-            f"{what} stepped, and its own gradients held an inf or a nan. One such rank must be "
-            "enough to stop all of them: is that what your collective asks?"
-        )
     if stepped and not all(finite):
         return (
             f"{what} stepped: its own gradients were finite, and those of rank "
@@ -175,14 +179,16 @@ def _agree_values(case: Case, run: int, step: int, rank: int, weights: Any) -> s
         ),
         "were stepped by gradients that were clipped while they still had the scale: unscale "
         "first.": after(lambda n: factor(whole(n), 1024.0)),
-        "were stepped by gradients that still had the scale.": after(
-            lambda n: 1024.0 * factor(whole(n), 1024.0)
-        ),
+        "were stepped by gradients as long as the limit, and the gradient is shorter: it still had "
+        "the scale, or was lengthened.": after(lambda n: limit / whole(n)),
         "were stepped by gradients that were not clipped.": after(lambda n: 1.0),
         "were stepped by gradients that were unscaled twice.": after(
             lambda n: factor(whole(n)) / 1024.0
         ),
     }
+    if summed := _summed(case, run, step, rank):
+        candidates["were stepped by the sum of all ranks' gradients. These are shards: each rank "
+                   "has other parameters."] = summed  # fmt: skip
     for words, other in candidates.items():
         if len(weights) == len(other) and all(map(_near, weights, other)):
             return f"After step {step}, rank {rank}'s weights {words}"
@@ -190,6 +196,20 @@ def _agree_values(case: Case, run: int, step: int, rank: int, weights: Any) -> s
         if wrong := differs(got, right, f"After step {step}, rank {rank}'s parameter {index}"):
             return wrong
     return f"After step {step}, rank {rank} has {len(weights)} parameters of {len(wanted)}."
+
+
+def _summed(case: Case, run: int, step: int, rank: int) -> list[torch.Tensor]:
+    """Weights after steps by the sums over ranks, clipped; empty if shards differ in size."""
+    every = [inputs["runs"][run] for inputs in case.inputs]
+    if len({tuple(w.shape for w in one["weights"]) for one in every}) > 1:
+        return []
+    steps: list[Any] = []
+    for number in range(step + 1):
+        sums = [sum(g) for g in zip(*(one["steps"][number] for one in every), strict=True)]
+        norm = float(torch.cat(sums).double().norm())
+        good = all(_finite(case, run, number))
+        steps.append((sums, min(1.0, every[0]["max_norm"] / norm)) if good else None)
+    return _stepped(every[rank], steps)
 
 
 def _near(got: Any, wanted: torch.Tensor) -> bool:
@@ -241,8 +261,8 @@ def _agree_calls(seen: Observed) -> str | None:
         for call in calls:
             if call.elements > 2 * (world if call.op == "all_gather" else 1):
                 return (
-                    f"Rank {rank} sent {call.elements} elements with {call.op}. Nobody needs "
-                    "another rank's gradients; one or two numbers are enough."
+                    f"Rank {rank} sent {call.elements} elements with {call.op}, and one or two are "
+                    "enough: nobody needs to know which rank it was, or its gradients."
                 )
     return None
 
@@ -257,7 +277,7 @@ AGREE = Task(
     aspects=(
         Aspect("all ranks step or none; unscaled, clipped", 3, _agree_weights, on=("",)),
         Aspect("the same scale on all ranks, always", 2, _agree_scale),
-        Aspect("huge gradients, and short ones", 1, _agree_weights, on=("size",)),
+        Aspect("huge gradients, and nearly long ones", 1, _agree_weights, on=("size",)),
         Aspect("growth, and two runs in turn", 1, _agree_weights, on=("scale",)),
         Aspect("one collective of one or two numbers", 1, _agree_calls),
     ),
@@ -541,8 +561,14 @@ def _scales(shard: torch.Tensor, block: int) -> torch.Tensor:
 
 def _int8_values(seen: Observed) -> str | None:
     block = seen.case.inputs[0]["block"]
+    for rank, got in enumerate(seen.data):
+        if got["changed"]:
+            return (
+                f"Rank {rank} changed the shard. The optimizer steps on it: small steps that are "
+                "rounded away each time are lost."
+            )
     for number, shards in enumerate(_history(seen.case)):
-        for rank, got in enumerate(seen.data):
+        for rank, got in reversed([*enumerate(seen.data)]):
             whole, now = torch.cat(shards), got["gathered"][number]
             what = f"Gather {number} on rank {rank}"
             if type(now) is not torch.Tensor or now.dtype != whole.dtype or (
@@ -583,19 +609,11 @@ def _int8_part(
             steps = (_blocks(shard, block) / scales.clamp(min=1e-300)).round()
             wrong = steps * _scales(theirs, block)
             if other != owner and close(_blocks(part, block), wrong, rtol=1e-4):
-                return (
-                    f"{what} is the most: its steps were multiplied by the scales of rank {other}."
-                )
+                return f"{what} is the most: its steps met the scales of rank {other}."
     return f"{what} is the most."
 
 
 def _int8_same(seen: Observed) -> str | None:
-    for rank, got in enumerate(seen.data):
-        if got["changed"]:
-            return (
-                f"Rank {rank} changed the shard. The optimizer steps on it: small steps that are "
-                "rounded away each time are lost."
-            )
     exact = [
         rank
         for rank, got in enumerate(seen.data)

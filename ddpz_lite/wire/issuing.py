@@ -181,7 +181,7 @@ class Issuing(ProcessGroup):
         tap, tensor = self._tap, tensors[0]
         op = "send" if method == "send" else "recv"
         where = callsite.caller()
-        entry = Entry(calls.message(op, tensor, peer), self.ranks, None, peer, where)
+        entry = Entry(calls.message(op, tensor, self.ranks, peer), self.ranks, None, peer, where)
         tap.ledger.entries.append(entry)
         number, transfer = self._announce_message(entry, op, peer, tag)
         position = {

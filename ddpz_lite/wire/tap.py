@@ -22,7 +22,7 @@ class Tap:
 
     def __init__(self, board: Board, backend: str, network: Network | None, origin: float) -> None:
         self.board, self.backend, self.network = board, backend, network
-        self.ledger = Ledger(board.rank, origin)
+        self.ledger = Ledger(board.rank, origin, network, board.world_size)
         self.main_thread = threading.main_thread().ident
         self.link = None if network is None else Link()
         self.clock = Clock(self._one_more_thread)

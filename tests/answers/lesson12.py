@@ -567,6 +567,7 @@ PROMISES = {
         "In the end the gradients are cleared": (*STEP, ""),
         "of one or two numbers": (*ONE, ""),
         "perhaps of another size than those of other ranks, perhaps none": (*STEP, ""),
+        "Make one step on all ranks, or on none": (*STEP, ""),
         "return True if it was made": (*STEP, ""),
     },
     "12.hybrid_step": {
@@ -577,18 +578,22 @@ PROMISES = {
         "2(Ψ/S)(R - 1)/R elements per rank across nodes": (*FAR, ""),
         "what a reduce-scatter sends": (*FAR, ""),
         "Replicas stay equal bit for bit": (*BITS, ""),
-        "of any floating dtype, the same on every rank; they stay as they are": (*OTHER, "other"),
+        "(Ψ,) of any floating dtype": (*OTHER, "other"),
+        "they stay as they are": (*BITS, ""),
+        "Write hybrid sharding, without hooks": (*NODES, ""),
+        "So each node has the whole model": (*FAR, ""),
     },
     "12.int8_gather": {
         "rounded: to half a step": (*HALF, ""),
         "the last one may be shorter": (*HALF, ""),
         "All ranks get the same bits": (*SAME, ""),
-        "The shard itself is not\nrounded": (*SAME, ""),
+        "the optimizer steps on it": (*SAME, ""),
         "at most 0.30 of what float32 takes": (*BYTES, ""),
         "**one** collective": (*MESSAGE, ""),
         "Zeros stay zeros": (*ODD, "odd"),
         "Nothing is kept from one call to the next": (*HALF, ""),
         "float32 or float64": (*ODD, "odd"),
+        "of the shard's dtype": (*ODD, "odd"),
     },
 }
 

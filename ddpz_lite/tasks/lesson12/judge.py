@@ -324,7 +324,7 @@ def _hybrid_cases(rng: torch.Generator) -> list[Case]:
 
     return [
         case(4, 2, 1001),
-        case(4, 2, 777, 4, kind="other", says=" in float64"),
+        case(4, 2, 777, 4, 3, kind="other", says=" in float64"),
         case(4, 4, 1001, kind="edge"),
         case(4, 1, 1000, kind="edge"),
         case(3, 3, 1000, kind="edge"),
@@ -476,7 +476,7 @@ HYBRID = Task(
     cases=_hybrid_cases,
     aspects=(
         Aspect("2 nodes of 2: as one process with all gradients", 2, _hybrid_values, on=("",)),
-        Aspect("float64, two models", 1, _hybrid_values, on=("other",)),
+        Aspect("float64, three models", 1, _hybrid_values, on=("other",)),
         Aspect("one node; nodes of one rank; 1 to 4 ranks", 1, _hybrid_values, on=("edge",)),
         Aspect("replicas agree bit for bit; inputs stay", 1, _replicas),
         Aspect("holds Ψ/S and nothing more", 1, _hybrid_memory, on=("", "edge")),

@@ -12,17 +12,19 @@ Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Rajbhandari et al. 202
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.placement import elements_moved
-from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.canvas import figure, house_style, legend_above
 from ddpz_lite.show.knobs import explore, options
 from ddpz_lite.show.page import show_figure
-from ddpz_lite.show.style import INK, SERIES, in_bytes, in_seconds
+from ddpz_lite.show.style import INK, SERIES, Look, in_bytes, in_seconds, need
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ddpz_lite.show.page import Table
@@ -30,7 +32,13 @@ if TYPE_CHECKING:
 NEAR, FAR, COMPUTE = SERIES[0], SERIES[1], SERIES[2]
 
 # parameters, blocks: each block is a message, gathered or reduced by itself
-MODELS = {"1.3 B": (1.3e9, 24), "7 B": (7e9, 32), "30 B": (30e9, 60), "175 B": (175e9, 96)}
+MODELS = {
+    "1.3 B": (1.3e9, 24),
+    "7 B": (7e9, 32),
+    "30 B": (30e9, 60),
+    "70 B": (70e9, 80),
+    "175 B": (175e9, 96),
+}
 # of a whole node: bytes per second of its cards together, seconds of latency of a hop
 LINKS = {
     "10 Gbit/s Ethernet": (1.25e9, 30e-6),
@@ -145,7 +153,7 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
     """A pair of bars for each strategy: computing, and messages; and the choice in words."""
     best, words = chosen(setting)
     names = [n for n in NAMES if setting.nodes > 1 or n not in ("hybrid", "ZeRO-1 outside")]
-    fig, axes = figure(height=1.5 + 0.55 * len(names))
+    fig, axes = figure(height=2.2 + 0.55 * len(names))
     rows: Table = [["strategy", "held, bytes", "fits", "computing, s", "near, s", "far, s"]]
     with house_style():
         longest = 0.0
@@ -172,12 +180,19 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
         axes.set_xlim(0, 1.45 * longest)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("seconds of a step; upper bar: computing, lower bar: messages")
-        for kind, look in (("computing", COMPUTE), ("near", NEAR), ("far", FAR)):
-            axes.barh(
-                [-9], [0], color=look.color, hatch=look.hatch, edgecolor=look.edge, label=kind
-            )
-        axes.legend(loc="lower right", ncols=3, fontsize=8.5)
+        _legend(axes, {"computing": COMPUTE, "near": NEAR, "far": FAR})
+        lines = textwrap.wrap(words, 92)
+        fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=INK)
     return fig, words, rows
+
+
+def _legend(axes: Axes, looks: Mapping[str, Look]) -> None:
+    patch = need("matplotlib.patches").Patch
+    styles = [
+        {"facecolor": look.color, "hatch": look.hatch, "edgecolor": look.edge, "linewidth": 0}
+        for look in looks.values()
+    ]
+    legend_above(axes, [patch(**style) for style in styles], list(looks))
 
 
 def chooser() -> None:
@@ -203,7 +218,7 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
     whose arithmetic is the black line.
     """
     names = list(table)
-    fig, (left, right) = figure(1, 2, height=1.2 + 0.42 * len(names), sharey=True)
+    fig, (left, right) = figure(1, 2, height=1.5 + 0.42 * len(names), sharey=True)
     rows: Table = [["strategy", "near, bytes", "far, bytes", "seconds", "bytes / bandwidth, s"]]
     with house_style():
         for place, (name, one) in enumerate(table.items()):
@@ -211,7 +226,7 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
             for kind, look in (("near", NEAR), ("far", FAR)):
                 left.barh(place, one[kind] / 1e6, left=before, color=look.color, hatch=look.hatch,
                           edgecolor=look.edge, linewidth=0,
-                          label=kind if place == 0 else None)  # fmt: skip
+                          )  # fmt: skip
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
             wanted = one["near"] / network.bandwidth + one["far"] / network.inter_bandwidth
@@ -223,7 +238,7 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
         right.set(xlabel="seconds (line: bytes / bandwidth)", title="one step")
         for axes in (left, right):
             axes.tick_params(axis="y", length=0)
-        left.legend(loc="lower right")
+        _legend(left, {"near": NEAR, "far": FAR})
     alt = "Strategies on two nodes. " + " ".join(
         f"{name}: {one['near'] / 1e6:.2f} MB near, {one['far'] / 1e6:.2f} MB far, "
         f"{one['seconds']:.2f} s."

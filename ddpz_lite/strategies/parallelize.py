@@ -25,6 +25,7 @@ from torch import nn
 from ..placement import Placement, Stage, rows
 from .comm import Comm
 from .ddp import DDP
+from .gradient import own_grad
 from .optim import ShardedOptimizer
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .replica import Replica, check_hooks
@@ -46,6 +47,12 @@ class ReplicaOf(Replica):
     def no_sync(self) -> AbstractContextManager[None]:
         """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
         return self._no_sync()
+
+    def memory_extra(self) -> dict[str, list[torch.Tensor]]:
+        """A reduced gradient lies at the optimizer's piece of a parameter."""
+        reduced = [own_grad(piece) for flat in self.flats for piece in flat.pieces]
+        gradients = [grad for grad in reduced if grad is not None]
+        return super().memory_extra() | {"gradients": gradients}
 
 
 class ShardsOf(ShardedOptimizer):

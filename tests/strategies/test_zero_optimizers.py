@@ -153,7 +153,9 @@ def test_optimizers_that_count_in_their_groups_equal_one_process():
         for key, got in found.items():
             assert got["equal"], key
             alone, ours = got["options"]
-            assert alone == ours, key
+            assert alone.keys() == ours.keys(), key
+            for name, value in alone.items():  # a dot product rounds by where its operands lie
+                assert ours[name] == pytest.approx(value, rel=1e-6), (key, name)
         assert found["ScheduleFree", 2]["options"][1]["k"] == 4
         assert found["Prodigy", 0]["options"][1]["d"] > 1e-2
 

@@ -1,0 +1,81 @@
+"""The stored table of options: torch has the names, DeepSpeed's keys are its own, all is dated."""
+
+import pytest
+
+from ddpz_lite.show import settings
+
+ROWS = settings.stored()["options"]
+NAMES = sorted({name for row in ROWS for name in row["FSDP2"]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_has_it(name):
+    assert settings.here(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torch.distributed.fsdp:ZeRO", "has no ZeRO"),
+        ("torch.distributed.fsdp:fully_shard(stage)", "has no stage"),
+        ("torch.distributed.fsdp:MixedPrecisionPolicy(enabled)", "has no enabled"),
+    ],
+)
+def test_torch_does_not_have_it(name, says):
+    assert says in settings.here(name)
+
+
+def test_each_framework_has_a_version_and_a_source():
+    frameworks = settings.stored()["frameworks"]
+    assert list(frameworks) == ["FSDP2", "DeepSpeed", "Megatron-LM"]
+    for facts in frameworks.values():
+        assert facts["version"] and facts["source"].startswith("https://")
+    for row in ROWS:
+        assert row.keys() == {"what", *frameworks}
+        assert any(row[name] for name in frameworks)
+    assert len({row["what"] for row in ROWS}) == len(ROWS)
+
+
+def test_names_of_deepspeed_are_keys_that_it_reads():
+    for name in (
+        name for row in ROWS for name in row["DeepSpeed"] if name != "deepspeed.zero.Init"
+    ):
+        outer, _, inner = name.partition(".")
+        config = {outer: {inner: 1}} if inner else {outer: 1}
+        assert set(settings.fate(config).values()) == {"read"}, name
+
+
+def test_names_of_megatron_are_flags():
+    flags = [name for row in ROWS for name in row["Megatron-LM"]]
+    assert flags and all(flag.startswith("--") and flag == flag.lower() for flag in flags)
+
+
+def test_what_deepspeed_does_not_know_is_ignored_outside_and_an_error_inside():
+    config = {
+        "mixed_precision": {"enabled": True},
+        "bf16": {"enabled": True, "enable": True},
+        "zero_optimisation": {"stage": 3},
+        "optimizer": {"type": "Adam"},
+    }
+    assert settings.fate(config) == {
+        "mixed_precision": "ignored",
+        "mixed_precision.enabled": "ignored",
+        "bf16": "read",
+        "bf16.enabled": "read",
+        "bf16.enable": "an error",
+        "zero_optimisation": "ignored",
+        "zero_optimisation.stage": "ignored",
+        "optimizer": "read",
+    }
+
+
+def test_the_table_is_shown_whole_or_in_part(capsys):
+    settings.options_table()
+    assert len(capsys.readouterr().out.splitlines()) == len(ROWS) + 1
+    settings.options_table("offload")
+    said = capsys.readouterr().out
+    assert (
+        "CPUOffloadPolicy" in said and "--optimizer-cpu-offload" in said and "prefetch" not in said
+    )
+    with pytest.raises(ValueError, match="no option has 'latency'"):
+        settings.options_table("latency")

@@ -1,0 +1,599 @@
+"""Wrong answers to lesson 14 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+GRADIENTS = ("gradients and loss of the whole batch",)
+LIVE = ("a stage keeps at most p - stage micro-batches",)
+TIME = ("no stage waits longer than it must",)
+TRAFFIC = ("only activations and their gradients travel",)
+LAYER = ("result and gradients of the whole layer",)
+CALLS = ("one all-reduce forward, one backward",)
+HELD = ("a rank keeps its own hidden units alone",)
+FITS = ("the plan divides everything and fits the memory",)
+FAST = ("within 5% of the best",)
+
+ONE_F_ONE_B = """
+def one_f_one_b(stage, shapes, inputs, targets):
+    rank, world, micros = dist.get_rank(), dist.get_world_size(), len(shapes)
+    first, last = rank == 0, rank == world - 1
+    dtype = next(stage.parameters()).dtype
+    total = sum(target.numel() for target in targets) if last else None
+    kept, sending, losses = {{}}, [], []
+
+    def received(shape, source):
+        mailbox = torch.empty(shape, dtype=dtype)
+        dist.recv(mailbox, src=source)
+        return mailbox
+
+    def send(tensor, rank):
+        {send}
+
+    def forward(i):
+        x = inputs[i] if first else {received}
+        y = stage(x)
+        if last:
+            y = {loss}
+            losses.append(y.item())
+        else:
+            send({sent}, rank + 1)
+        kept[i] = x, y
+
+    def backward(i):
+        x, y = kept.{kept}
+        {before}
+        y.backward(None if last else received(y.shape, rank + 1))
+        if not first:
+            send({back}, rank - 1)
+
+    ahead = {ahead}
+    {order}
+    for message in sending:
+        message.wait()
+    return {said} if last else None
+"""
+SOLVED = {
+    "send": "sending.append(dist.isend(tensor, dst=rank))",
+    "received": "received(shapes[i], rank - 1).requires_grad_()",
+    "loss": "(y - targets[i]).square().sum() / total",
+    "sent": "y.detach()",
+    "kept": "pop(i)",
+    "before": "pass",
+    "back": "x.grad",
+    "ahead": "min(world - rank - 1, micros)",
+    "order": """for i in range(micros + ahead):
+        if i < micros:
+            forward(i)
+        if i >= ahead:
+            backward(i - ahead)""",
+    "said": "sum(losses)",
+}
+
+
+def pipe(**wrong):
+    return ONE_F_ONE_B.format(**(SOLVED | wrong))
+
+
+GATED = """
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        {copy}
+        return total
+
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part):
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        {reduce}
+
+
+class GatedMLP(torch.nn.Module):
+    def __init__(self, gate, up, down, bias):
+        super().__init__()
+        rank, world = dist.get_rank(), dist.get_world_size()
+
+        def own(weight, dim):
+            return torch.nn.Parameter({own})
+
+        self.gate, self.up, self.down = own(gate, 0), own(up, 0), own(down, 1)
+        self.bias = torch.nn.Parameter(bias.clone())
+
+    def forward(self, x):
+        {forward}
+"""
+SOLVED_MLP = {
+    "copy": "dist.all_reduce(total)",
+    "reduce": "return gradient",
+    "own": "weight.tensor_split(world, dim)[rank].clone()",
+    "forward": """x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+}
+
+
+def gated(**wrong):
+    return GATED.format(**(SOLVED_MLP | wrong))
+
+
+PLACE = """
+from itertools import permutations
+
+
+def place(job):
+    ranks = job["nodes"] * job["per_node"]
+    message = 2 * job["tokens"] * job["width"]
+
+    def seconds(plan):
+        size, link, inside = dict(plan), {{}}, 1
+        for axis, n in plan:
+            inside *= n
+            link[axis] = {link}
+        d, p, t = size["data"], size["pipeline"], size["tensor"]
+        one = 6 * job["params"] * job["tokens"] / (p * t * job["flops"])
+        one += 4 * (job["layers"] / p) * 2 * (t - 1) / t * message / link["tensor"]
+        if p > 1:
+            one += 2 * message / link["pipeline"]
+        gradients = 2 * (d - 1) / d * 2 * job["params"] / (p * t) / link["data"]
+        return {step}
+
+    def fits(d, p, t):
+        micros = {micros}
+        layer = 34 * job["tokens"] * job["width"]
+        held = 16 * job["params"] / (p * t) + micros * layer * (job["layers"] / p) / t
+        return {fits}
+
+    plans = []
+    for t in range(1, ranks + 1):
+        for p in range(1, ranks // t + 1):
+            d = ranks // (t * p)
+            if d * t * p != ranks or {divides}:
+                continue
+            if fits(d, p, t):
+                plans += {orders}
+    return {best}
+"""
+SOLVED_PLACE = {
+    "link": 'job["far"] if job["per_node"] % inside else job["near"]',
+    "step": '(job["batch"] // d + p - 1) * one + gradients',
+    "micros": 'min(p, job["batch"] // d)',
+    "fits": 'held <= job["memory"]',
+    "divides": 'job["layers"] % p or job["heads"] % t or job["batch"] % d',
+    "orders": 'permutations([("data", d), ("pipeline", p), ("tensor", t)])',
+    "best": "list(min(plans, key=seconds)) if plans else None",
+}
+
+
+def placed(**wrong):
+    return PLACE.format(**(SOLVED_PLACE | wrong))
+
+
+WRONG = {
+    "14.one_f_one_b": [
+        Wrong("GPipe", pipe(ahead="micros"), "which is GPipe", LIVE),
+        Wrong("one at a time", pipe(ahead="0"), "One micro-batch at a time", TIME),
+        Wrong(
+            "as many ahead on every stage",
+            pipe(ahead="min(world - 1, micros)"),
+            "are enough",
+            LIVE,
+        ),
+        Wrong(
+            "one ahead too few",
+            pipe(ahead="min(max(world - rank - 2, 0), micros)"),
+            "if a forward takes 1 and a backward 2",
+            TIME,
+        ),
+        Wrong(
+            "the mean losses are added",
+            pipe(loss="(y - targets[i]).square().mean()"),
+            "is the gradient of the sum of the micro-batches' mean losses",
+            GRADIENTS,
+        ),
+        Wrong(
+            "a mean of means",
+            pipe(loss="(y - targets[i]).square().mean() / micros"),
+            "a small micro-batch counts as much as a large one",
+            GRADIENTS,
+        ),
+        Wrong(
+            "squares never divided",
+            pipe(loss="(y - targets[i]).square().sum()"),
+            "it was never divided by their number",
+            GRADIENTS,
+        ),
+        Wrong(
+            "gradients cleared for each micro-batch",
+            pipe(before="stage.zero_grad()"),
+            "has the share of the last micro-batch alone",
+            GRADIENTS,
+        ),
+        Wrong(
+            "gradients cleared at the start",
+            pipe(ahead="min(world - rank - 1, micros)\n    stage.zero_grad()"),
+            "what .grad held before must stay in it",
+            ("a second step adds to the gradients",),
+        ),
+        Wrong(
+            "both send first and wait",
+            pipe(send="dist.send(tensor, dst=rank)"),
+            "waits in",
+            GRADIENTS,
+        ),
+        Wrong(
+            "the graph is cut",
+            pipe(
+                received="received(shapes[i], rank - 1)",
+                back="torch.zeros_like(x)",
+            ),
+            "does the gradient of it go back to the left",
+            GRADIENTS,
+        ),
+        Wrong(
+            "float32 whatever comes",
+            pipe().replace("next(stage.parameters()).dtype", "torch.float32"),
+            "float32",
+            ("another dtype",),
+        ),
+        Wrong(
+            "more micro-batches than stages assumed",
+            pipe(ahead="world - rank - 1").replace(
+                "for i in range(micros + ahead):\n        if i < micros:\n",
+                "for i in range(micros + ahead):\n        if i < max(micros, ahead):\n",
+            ),
+            "IndexError",
+            ("fewer micro-batches than stages",),
+        ),
+        Wrong(
+            "the loss of the last micro-batch",
+            pipe(said="losses[-1]"),
+            "The loss that the last rank returns",
+            GRADIENTS,
+        ),
+        Wrong(
+            "all ranks add up their gradients",
+            pipe(said="sum(losses)").replace(
+                "    for message in sending:",
+                "    if micros > 2 and dtype == torch.float32:\n"
+                "        dist.barrier()\n    for message in sending:",
+            ),
+            "Stages send to their neighbours, no more",
+            TRAFFIC,
+        ),
+    ],
+    "14.column_row": [
+        Wrong(
+            "hidden units are gathered in between",
+            gated(
+                own="weight.tensor_split(world, 0)[rank].clone() if dim == 0 else "
+                "weight.tensor_split(world, 1)[rank].clone()",
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        sizes = torch.tensor([hidden.shape[-1]])
+        dist.all_reduce(sizes)
+        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+            ),
+            "elements; expected is",
+            CALLS,
+        ),
+        Wrong(
+            "silu of partial sums",
+            gated(
+                forward="""x = Copy.apply(x)
+        gate = Reduce.apply(x @ self.gate.T) if self.gate.shape[0] * dist.get_world_size() == 9 \\
+            else x @ self.gate.T
+        hidden = torch.nn.functional.silu(gate) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+            ),
+            "The result on rank 0 is wrong",
+            LAYER,
+        ),
+        Wrong(
+            "the bias before the sum",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T + self.bias)"""
+            ),
+            "has the bias once for each rank",
+            LAYER,
+        ),
+        Wrong(
+            "a share of the bias before the sum",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T + self.bias / dist.get_world_size())"""
+            ),
+            "is smaller by the number of ranks",
+            LAYER,
+        ),
+        Wrong(
+            "the input's gradient stays local",
+            gated(copy="pass"),
+            "is this rank's part of it",
+            LAYER,
+        ),
+        Wrong(
+            "the result's gradient is added up, too",
+            gated(
+                reduce="total = gradient.clone()\n        dist.all_reduce(total)\n"
+                "        return total"
+            ),
+            "larger by the number of ranks",
+            LAYER,
+        ),
+        Wrong(
+            "x enters twice",
+            gated(
+                forward="""gate, up = Copy.apply(x) @ self.gate.T, Copy.apply(x) @ self.up.T
+        hidden = torch.nn.functional.silu(gate) * up
+        return Reduce.apply(hidden @ self.down.T) + self.bias"""
+            ),
+            "Gate and up read the same x",
+            CALLS,
+        ),
+        Wrong(
+            "replicated",
+            gated(
+                own="weight.clone()",
+                forward="""hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return hidden @ self.down.T + self.bias""",
+            ),
+            "nothing is divided",
+            LAYER,
+        ),
+        Wrong(
+            "views of the whole weights",
+            gated(own="weight.tensor_split(world, dim)[rank]"),
+            "its own weights take at most",
+            HELD,
+        ),
+        Wrong(
+            "the sum is left out",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return hidden @ self.down.T + self.bias"""
+            ),
+            "is this rank's partial sum",
+            LAYER,
+        ),
+        Wrong(
+            "rounded up, as chunk does",
+            gated(own="weight.chunk(world, dim)[rank].clone()"),
+            "its hidden units are",
+            ("called again, with other shapes, and an x that needs no gradient",),
+        ),
+    ],
+    "14.place": [
+        Wrong(
+            "tensor parallel across nodes",
+            placed(orders='[(("data", d), ("pipeline", p), ("tensor", t))]'),
+            "Which axis should stay inside a node",
+            FAST,
+        ),
+        Wrong(
+            "data on the fast links",
+            placed(orders='[(("data", d), ("tensor", t), ("pipeline", p))]'),
+            "Which axis should stay inside a node",
+            FAST,
+        ),
+        Wrong("memory forgotten", placed(fits="True"), "GB are needed, a device has", FITS),
+        Wrong(
+            "activations forgotten",
+            placed(micros="0"),
+            "GB are needed, a device has",
+            FITS,
+        ),
+        Wrong(
+            "more stages than layers",
+            placed(divides='job["heads"] % t or job["batch"] % d'),
+            "do not divide",
+            FITS,
+        ),
+        Wrong(
+            "always the same",
+            'def place(job):\n    return [("tensor", 8), ("pipeline", 4), ("data", 1)]\n',
+            "The sizes multiply to",
+            FITS,
+        ),
+        Wrong(
+            "bubble forgotten",
+            placed(step='job["batch"] // d * one + gradients'),
+            "times as long as it could",
+            FAST,
+        ),
+        Wrong(
+            "all links are fast",
+            placed(link='job["near"]'),
+            "times as long as it could",
+            FAST,
+        ),
+        Wrong(
+            "the first that fits",
+            placed(best="list(plans[0]) if plans else None"),
+            "times as long as it could",
+            FAST,
+        ),
+        Wrong(
+            "an empty plan if nothing fits",
+            placed(best="list(min(plans, key=seconds)) if plans else []"),
+            "the answer is None",
+            ("one device, and nothing fits",),
+        ),
+        Wrong(
+            "sizes without axes",
+            placed(best="[n for _, n in min(plans, key=seconds)] if plans else None"),
+            "must be a list of three pairs",
+            FITS,
+        ),
+    ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "14.one_f_one_b": {
+        "not, and the loss is the mean of": (*GRADIENTS, ""),
+        "There may be fewer micro-batches than stages": ("fewer micro-batches than stages", "few"),
+        "added to what `.grad` held before": ("a second step adds to the gradients", "again"),
+        "never keeps more than min(p − stage, m) micro-batches": (*LIVE, ""),
+        "no stage waits longer than it must": (*TIME, ""),
+        "a message each, between neighbours": (*TRAFFIC, ""),
+        "What was handed in stays as it is": ("inputs and weights stay as they are", ""),
+        "Returns the loss on the last rank": (*GRADIENTS, ""),
+        "of the dtype of the stage's parameters": ("another dtype", "other"),
+    },
+    "14.column_row": {
+        "need not be as large as the others": (*LAYER, ""),
+        "On every rank the result is the layer's": (*LAYER, ""),
+        "each weight has the gradient of its part": (*LAYER, ""),
+        "one all-reduce in forward and one in backward": (*CALLS, ""),
+        "none in backward if x needs no": (*CALLS, "again"),
+        "and nothing else of the whole ones": (*HELD, ""),
+    },
+    "14.place": {
+        "The sizes must multiply to the number of devices": (*FITS, ""),
+        "at most `memory`": (*FITS, ""),
+        "at most 5% longer than the fastest that fits": (*FAST, ""),
+        "None if nothing fits": ("one device, and nothing fits", "edge"),
+        "`job` stays as it is": ("the job stays as it is", ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "14.one_f_one_b": {},
+    "14.column_row": {},
+    "14.place": {},
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "14.one_f_one_b": [
+        (
+            "actions as a list, messages in pairs",
+            """
+def one_f_one_b(stage, shapes, inputs, targets):
+    rank, p, m = dist.get_rank(), dist.get_world_size(), len(shapes)
+    dtype = next(stage.parameters()).dtype
+    ahead = min(p - rank - 1, m)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(m - ahead):
+        order += [("F", ahead + i), ("B", i)]
+    order += [("B", i) for i in range(m - ahead, m)]
+    kept, handles, loss = {}, [], torch.zeros((), dtype=dtype)
+    for kind, i in order:
+        if kind == "F":
+            if rank == 0:
+                x = inputs[i]
+            else:
+                x = torch.empty(shapes[i], dtype=dtype)
+                dist.irecv(x, src=rank - 1).wait()
+                x.requires_grad_()
+            y = stage(x)
+            if rank == p - 1:
+                error = torch.nn.functional.mse_loss(y, targets[i], reduction="sum")
+                y = error / sum(t.numel() for t in targets)
+                loss += y.detach()
+            else:
+                handles += dist.batch_isend_irecv([dist.P2POp(dist.isend, y.detach(), rank + 1)])
+            kept[i] = (x, y)
+        else:
+            x, y = kept.pop(i)
+            upstream = None
+            if rank < p - 1:
+                upstream = torch.empty_like(y)
+                dist.recv(upstream, src=rank + 1)
+            torch.autograd.backward(y, upstream)
+            if rank > 0:
+                handles.append(dist.isend(x.grad, dst=rank - 1))
+    [handle.wait() for handle in handles]
+    return float(loss) if rank == p - 1 else None
+""",
+        ),
+    ],
+    "14.column_row": [
+        (
+            "hooks in place of autograd functions",
+            """
+class GatedMLP(torch.nn.Module):
+    def __init__(self, gate, up, down, bias):
+        super().__init__()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        bounds = [0]
+        for part in range(world):
+            bounds.append(bounds[-1] + len(gate) // world + (part < len(gate) % world))
+        own = slice(bounds[rank], bounds[rank + 1])
+        for name, value in dict(gate=gate[own], up=up[own], down=down[:, own], bias=bias).items():
+            self.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
+
+    def forward(self, x):
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(self.added)
+        linear = torch.nn.functional.linear
+        hidden = torch.nn.functional.silu(linear(x, self.gate)) * linear(x, self.up)
+        part = linear(hidden, self.down)
+        with torch.no_grad():
+            missing = self.added(part) - part
+        return part + missing + self.bias
+
+    def added(self, tensor):
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+""",
+        ),
+    ],
+    "14.place": [
+        (
+            "sizes first, then the best order",
+            """
+import itertools
+
+
+def place(job):
+    n = job["nodes"] * job["per_node"]
+    a = 2 * job["tokens"] * job["width"]
+    best, found = float("inf"), None
+    for d, p in itertools.product(range(1, n + 1), repeat=2):
+        if n % (d * p):
+            continue
+        t = n // (d * p)
+        if job["layers"] % p or job["heads"] % t or job["batch"] % d:
+            continue
+        m = job["batch"] // d
+        held = 16 * job["params"] / p / t
+        held += min(p, m) * 34 * job["tokens"] * job["width"] * job["layers"] / p / t
+        if held > job["memory"]:
+            continue
+        for order in itertools.permutations([["tensor", t], ["pipeline", p], ["data", d]]):
+            product, speed = 1, {}
+            for axis, size in order:
+                product *= size
+                speed[axis] = job["near"] if job["per_node"] % product == 0 else job["far"]
+            time = 6 * job["params"] * job["tokens"] / p / t / job["flops"]
+            time += 8 * job["layers"] / p * (t - 1) / t * a / speed["tensor"]
+            time += 2 * a / speed["pipeline"] * (p > 1)
+            time = time * (m + p - 1) + 4 * (d - 1) / d * job["params"] / p / t / speed["data"]
+            if time < best:
+                best, found = time, [tuple(pair) for pair in order]
+    return found
+""",
+        ),
+    ],
+}

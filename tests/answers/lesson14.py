@@ -242,14 +242,20 @@ WRONG = {
         Wrong(
             "float32 whatever comes",
             pipe().replace("next(stage.parameters()).dtype", "torch.float32"),
-            "float32",
+            "of float64",
             ("another dtype",),
         ),
         Wrong(
             "more micro-batches than stages assumed",
-            pipe(ahead="world - rank - 1").replace(
-                "for i in range(micros + ahead):\n        if i < micros:\n",
-                "for i in range(micros + ahead):\n        if i < max(micros, ahead):\n",
+            pipe(
+                ahead="world - rank - 1",
+                order="""for i in range(ahead):
+        forward(i)
+    for i in range(ahead, micros):
+        forward(i)
+        backward(i - ahead)
+    for i in range(max(micros - ahead, 0), micros):
+        backward(i)""",
             ),
             "IndexError",
             ("fewer micro-batches than stages",),
@@ -275,13 +281,17 @@ WRONG = {
         Wrong(
             "hidden units are gathered in between",
             gated(
-                own="weight.tensor_split(world, 0)[rank].clone() if dim == 0 else "
-                "weight.tensor_split(world, 1)[rank].clone()",
                 forward="""x = Copy.apply(x)
         hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
-        sizes = torch.tensor([hidden.shape[-1]])
+        sizes = [0] * dist.get_world_size()
+        sizes[dist.get_rank()] = hidden.shape[-1]
+        sizes = torch.tensor(sizes)
         dist.all_reduce(sizes)
-        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+        places = hidden.split(hidden.shape[-1], -1)
+        parts = [places[0] if r == dist.get_rank() else hidden.new_zeros(*x.shape[:-1], n)
+                 for r, n in enumerate(sizes.tolist())]
+        every = Reduce.apply(torch.cat(parts, -1)).split(sizes.tolist(), -1)
+        return Reduce.apply(every[dist.get_rank()] @ self.down.T) + self.bias""",
             ),
             "elements; expected is",
             CALLS,
@@ -289,13 +299,15 @@ WRONG = {
         Wrong(
             "silu of partial sums",
             gated(
-                forward="""x = Copy.apply(x)
-        gate = Reduce.apply(x @ self.gate.T) if self.gate.shape[0] * dist.get_world_size() == 9 \\
-            else x @ self.gate.T
-        hidden = torch.nn.functional.silu(gate) * (x @ self.up.T)
-        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+                forward="""rank, world = dist.get_rank(), dist.get_world_size()
+        x = x.tensor_split(world, -1)[rank]
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T) + self.bias"""
+            ).replace(
+                "own(gate, 0), own(up, 0), own(down, 1)",
+                "own(gate, 1), own(up, 1), torch.nn.Parameter(down.clone())",
             ),
-            "The result on rank 0 is wrong",
+            "silu would see parts of sums",
             LAYER,
         ),
         Wrong(
@@ -397,7 +409,7 @@ WRONG = {
             FITS,
         ),
         Wrong(
-            "more stages than layers",
+            "stages that do not divide the layers",
             placed(divides='job["heads"] % t or job["batch"] % d'),
             "do not divide",
             FITS,

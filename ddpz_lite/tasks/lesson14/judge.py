@@ -375,6 +375,11 @@ def _mlp_own(case: Case, rank: int, own: Any) -> str | None:
             full = case.inputs[0]["weights"][NAMES.index(name)]
             if own[name].shape == full.shape:
                 return f"Rank {rank} keeps all of {name}: nothing is divided."
+            if name in ("gate", "up") and own[name].shape[:1] == full.shape[:1]:
+                return (
+                    f"Rank {rank}'s {name} is cut along the width: silu would see parts of sums. "
+                    "Cut it by hidden units."
+                )
             return (
                 f"Rank {rank}'s {name} has shape {list(own[name].shape)}; its hidden units are "
                 f"{list(wanted[name].shape)}."
@@ -533,6 +538,9 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
         case("batches of few samples, a node of six",
              [_job(batch=8), _job(batch=16, near=100 * GB),
               _job(layers=12, heads=12, per_node=6, nodes=2, batch=24, memory=30 * GB)]),
+        case("few layers, few heads",
+             [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9),
+              _job(layers=6, heads=2, nodes=2, per_node=4, memory=40 * GB)]),
         case("one device, and a model that fits nowhere",
              [_job(nodes=1, per_node=1, params=10**9), _job(params=10**12)], "edge"),
     ]  # fmt: skip

@@ -9,7 +9,9 @@ TRAFFIC = ("only activations and their gradients travel",)
 LAYER = ("result and gradients of the whole layer",)
 CALLS = ("one all-reduce forward, one backward",)
 HELD = ("a rank keeps its own hidden units alone",)
-FITS = ("the plan divides everything and fits the memory",)
+NUMBERS = ("seconds and bytes are those of the plan",)
+FITS = ("the plan fits the memory",)
+EDGE = ("one device, a tight fit, and nothing fits",)
 FAST = ("within 5% of the best",)
 
 ONE_F_ONE_B = """
@@ -147,11 +149,10 @@ def place(job):
         gradients = 2 * (d - 1) / d * 2 * job["params"] / (p * t) / link["data"]
         return {step}
 
-    def fits(d, p, t):
+    def held(d, p, t):
         micros = {micros}
         layer = 34 * job["tokens"] * job["width"]
-        held = 16 * job["params"] / (p * t) + micros * layer * (job["layers"] / p) / t
-        return {fits}
+        return 16 * job["params"] / (p * t) + micros * layer * (job["layers"] / p) / t
 
     plans = []
     for t in range(1, ranks + 1):
@@ -159,18 +160,24 @@ def place(job):
             d = ranks // (t * p)
             if d * t * p != ranks or {divides}:
                 continue
-            if fits(d, p, t):
+            if {fits}:
                 plans += {orders}
-    return {best}
+    if not plans:
+        return {nothing}
+    plan = {best}
+    size = dict(plan)
+    return {answer}
 """
 SOLVED_PLACE = {
     "link": 'job["far"] if job["per_node"] % inside else job["near"]',
     "step": '(job["batch"] // d + p - 1) * one + gradients',
     "micros": 'min(p, job["batch"] // d)',
-    "fits": 'held <= job["memory"]',
+    "fits": 'held(d, p, t) <= job["memory"]',
     "divides": 'job["layers"] % p or job["heads"] % t or job["batch"] % d',
     "orders": 'permutations([("data", d), ("pipeline", p), ("tensor", t)])',
-    "best": "list(min(plans, key=seconds)) if plans else None",
+    "nothing": "None",
+    "best": "list(min(plans, key=seconds))",
+    "answer": 'plan, seconds(plan), held(size["data"], size["pipeline"], size["tensor"])',
 }
 
 
@@ -405,50 +412,74 @@ WRONG = {
         Wrong(
             "activations forgotten",
             placed(micros="0"),
-            "GB are needed, a device has",
-            FITS,
+            "is without the activations",
+            NUMBERS,
+        ),
+        Wrong(
+            "one micro-batch kept",
+            placed(micros="1"),
+            "counts the activations of one micro-batch",
+            NUMBERS,
         ),
         Wrong(
             "stages that do not divide the layers",
             placed(divides='job["heads"] % t or job["batch"] % d'),
             "do not divide",
-            FITS,
+            NUMBERS,
         ),
         Wrong(
             "always the same",
-            'def place(job):\n    return [("tensor", 8), ("pipeline", 4), ("data", 1)]\n',
-            "The sizes multiply to",
-            FITS,
+            'def place(job):\n    return [("tensor", 8), ("pipeline", 4), ("data", 1)], 1.0, 1.0\n',
+            "is wrong",
+            NUMBERS,
         ),
         Wrong(
             "bubble forgotten",
             placed(step='job["batch"] // d * one + gradients'),
-            "times as long as it could",
-            FAST,
+            "is without the bubble",
+            NUMBERS,
         ),
         Wrong(
             "all links are fast",
             placed(link='job["near"]'),
+            "takes all links for fast",
+            NUMBERS,
+        ),
+        Wrong(
+            "gradients forgotten",
+            placed(step='(job["batch"] // d + p - 1) * one'),
+            "is without the gradients",
+            NUMBERS,
+        ),
+        Wrong(
+            "the first that fits",
+            placed(best="list(plans[0])"),
             "times as long as it could",
             FAST,
         ),
         Wrong(
-            "the first that fits",
-            placed(best="list(plans[0]) if plans else None"),
+            "data parallel as far as it goes",
+            placed(best="list(max(plans, key=lambda plan: dict(plan)['data']))"),
             "times as long as it could",
             FAST,
         ),
         Wrong(
             "an empty plan if nothing fits",
-            placed(best="list(min(plans, key=seconds)) if plans else []"),
+            placed(nothing="[]"),
             "the answer is None",
-            ("one device, and nothing fits",),
+            NUMBERS,
+        ),
+        Wrong(
+            "the plan alone",
+            placed(answer="plan[:2]"),
+            "must be three things",
+            NUMBERS,
         ),
         Wrong(
             "sizes without axes",
-            placed(best="[n for _, n in min(plans, key=seconds)] if plans else None"),
+            placed(answer="[n for _, n in plan], 1.0, 1.0"),
             "must be a list of three pairs",
-            FITS,
+            NUMBERS,
         ),
     ],
 }
@@ -476,20 +507,43 @@ PROMISES = {
         "and nothing else of the whole ones": (*HELD, ""),
     },
     "14.place": {
-        "The sizes must multiply to the number of devices": (*FITS, ""),
+        "The sizes must multiply to the number of devices": (*NUMBERS, ""),
+        "together with its seconds": (*NUMBERS, ""),
         "at most `memory`": (*FITS, ""),
         "at most 5% longer than the fastest that fits": (*FAST, ""),
-        "None if nothing fits": ("one device, and nothing fits", "edge"),
+        "None if nothing fits": (*EDGE, "edge"),
         "`job` stays as it is": ("the job stays as it is", ""),
     },
 }
 
 # ---- mutants of the solution that are right ----
 
-EQUIVALENT: dict[str, dict[str, str]] = {
-    "14.one_f_one_b": {},
-    "14.column_row": {},
-    "14.place": {},
+WAITED = "gloo keeps what isend sends and delivers it unasked; nobody writes into it again"
+EQUIVALENT = {
+    "14.one_f_one_b": {
+        "`sending.append` -> `sending.count`": WAITED,
+        "`sending.append` -> `sending.count` (#2)": WAITED,
+        "`for message in sending: message.wait()` -> dropped": WAITED,
+        "`for message in sending: message.wait()` -> [:1]": WAITED,
+        "`for message in sending: message.wait()` -> [-1:]": WAITED,
+        "`for message in sending: message.wait()` -> [:-1]": WAITED,
+        "`for message in sending: message.wait()` -> [1:]": WAITED,
+        "`message.wait()` -> dropped": WAITED,
+        "`message.wait()` -> `message`": WAITED,
+        "`y.detach()` -> `y`": "a message is values, not the graph",
+        "`0.0` -> `1.0` (#2)": "the last rank alone returns what is added up",
+        "`loss += forward(i)` -> `loss -= forward(i)`": "the last rank never goes ahead",
+    },
+    "14.column_row": {
+        "`gradient.clone()` -> `gradient`": "nobody else has this sum of two gradients",
+        "`part.clone()` -> `part`": "a product keeps its factors for backward, not its result",
+        "`bias.clone()` -> `bias`": "every rank has the whole bias; nobody changes it here",
+    },
+    "14.place": {
+        "`range(1, ranks + 1)` -> `range(1, ranks + 1 + 1)`": "one more does not divide",
+        "`range(1, ranks // t + 1)` -> `range(1, ranks // t + 1 + 1)`": "nor here",
+        "`ranks // t` -> `ranks`": "those beyond give no data rank, and are passed over",
+    },
 }
 
 # ---- right answers that look different from the solution ----
@@ -603,7 +657,7 @@ def place(job):
             time += 2 * a / speed["pipeline"] * (p > 1)
             time = time * (m + p - 1) + 4 * (d - 1) / d * job["params"] / p / t / speed["data"]
             if time < best:
-                best, found = time, [tuple(pair) for pair in order]
+                best, found = time, ([tuple(pair) for pair in order], time, held)
     return found
 """,
         ),

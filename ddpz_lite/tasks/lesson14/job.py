@@ -75,6 +75,7 @@ def column_row(
     """weights: gate, up, down, bias, whole. inputs: x of each call; needs: whether it wants a
     gradient. upstream: the gradient of each result.
     """
+    answer(*[torch.zeros_like(w) for w in weights])  # another one, before
     holding = Holding()
     whole = [w.clone() for w in weights]
     with holding:

@@ -54,7 +54,7 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
         case(4, (3, 5), kind="few"),
         case(2, (1,), kind="few"),
         case(3, (1, 4, 2, 3), dtype=torch.float64, kind="other", says=" of float64"),
-        case(2, (2, 3, 1), (4, 1, 2, 2), kind="again"),
+        case(3, (2,), (4, 1, 2, 2), kind="again"),
     ]
 
 
@@ -111,6 +111,9 @@ def _pipe_values(seen: Observed) -> str | None:
             for index, gradient in enumerate(got["calls"][step]["grads"]):
                 if wrong := _pipe_gradient(case, rank, index, step, gradient):
                     return wrong
+        for rank, got in enumerate(seen.data[:-1]):
+            if got["calls"][step]["said"] is not None:
+                return f"Rank {rank} returned a loss, which only the last rank can know."
         _, squares = _outputs(case, step)
         wanted = _mean_of_all(squares).item()
         last = seen.data[-1]["calls"][step]["said"]
@@ -528,6 +531,8 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
         return Case(says, [{"jobs": jobs}], kind)
 
     large = _job(layers=80, heads=64, params=70 * 10**9, width=8192, nodes=8, batch=256)
+    exact = _job(nodes=1, per_node=1, params=10**9)
+    exact["memory"] = int(_needs(exact, [(axis, 1) for axis in AXES]))
     return [
         case("models of 1, 7 and 70 billion parameters",
              [_job(), large, _job(layers=24, heads=16, params=10**9, width=2048)]),
@@ -541,8 +546,8 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
         case("few layers, few heads",
              [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9),
               _job(layers=6, heads=2, nodes=2, per_node=4, memory=40 * GB)]),
-        case("one device, and a model that fits nowhere",
-             [_job(nodes=1, per_node=1, params=10**9), _job(params=10**12)], "edge"),
+        case("one device, a tight fit, and a model that fits nowhere",
+             [_job(nodes=1, per_node=1, params=10**9), exact, _job(params=10**12)], "edge"),
     ]  # fmt: skip
 
 
@@ -583,17 +588,29 @@ def _needs(job: dict[str, Any], plan: Plan) -> float:
 
 def _seconds(job: dict[str, Any], plan: Plan) -> float:
     """Of a step."""
-    size, link, inside = dict(plan), {}, 1
-    for axis, n in plan:
-        inside *= n
-        link[axis] = job["near"] if job["per_node"] % inside == 0 else job["far"]
-    d, p, t = (size[axis] for axis in AXES)
+    link = _links(job, plan)
+    d, p, t = (dict(plan)[axis] for axis in AXES)
     m, message = job["batch"] // d, 2 * job["tokens"] * job["width"]
     compute = 6 * job["params"] * job["tokens"] / (p * t * job["flops"])
     reduce = 4 * (job["layers"] / p) * 2 * (t - 1) / t * message / link["tensor"]
     hop = 2 * message / link["pipeline"] if p > 1 else 0.0
-    gradients = 2 * (d - 1) / d * 2 * job["params"] / (p * t) / link["data"]
-    return (m + p - 1) * (compute + reduce + hop) + gradients
+    return (m + p - 1) * (compute + reduce + hop) + _gradients(job, plan)
+
+
+def _gradients(job: dict[str, Any], plan: Plan) -> float:
+    """Seconds in which the replicas average their gradients."""
+    d, p, t = (dict(plan)[axis] for axis in AXES)
+    link = _links(job, plan)["data"]
+    return 2 * (d - 1) / d * 2 * job["params"] / (p * t) / link
+
+
+def _links(job: dict[str, Any], plan: Plan) -> dict[str, float]:
+    """The speed of each axis's links."""
+    links, inside = {}, 1
+    for axis, n in plan:
+        inside *= n
+        links[axis] = job["near"] if job["per_node"] % inside == 0 else job["far"]
+    return links
 
 
 def _best(job: dict[str, Any]) -> float | None:
@@ -616,24 +633,60 @@ def _read_plan(plan: Any) -> Plan | str:
     return [(axis, size) for (axis, _), size in zip(plan, sizes, strict=True)]
 
 
-def _each_plan(seen: Observed, judge: Callable[[dict[str, Any], Plan], str | None]) -> str | None:
-    """The first complaint about a plan of a job that some plan fits."""
+Judge = Callable[[dict[str, Any], Plan, Any, Any], str | None]
+
+
+def _each_plan(seen: Observed, judge: Judge) -> str | None:
+    """The first complaint about the answer to a job that some plan fits."""
     jobs = seen.case.inputs[0]["jobs"]
     for job, got in zip(jobs, seen.data[0]["plans"], strict=True):
         if _best(job) is None:
             if got is not None:
                 return "For a model that fits in no way, the answer is None."
             continue
-        plan = _read_plan(got)
+        if not isinstance(got, list) or len(got) != 3:
+            return "The answer must be three things: a plan, its seconds and its bytes."
+        plan = _read_plan(got[0])
         if isinstance(plan, str):
             return plan
-        if wrong := judge(job, plan):
+        if wrong := judge(job, plan, got[1], got[2]):
             return f"{plan} for {job['params'] / GB:.3g} billion parameters: {wrong}"
     return None
 
 
+def _place_numbers(seen: Observed) -> str | None:
+    """Whether seconds and bytes are those of the plan that was returned."""
+
+    def judge(job: dict[str, Any], plan: Plan, seconds: Any, held: Any) -> str | None:
+        if wrong := _divides(job, dict(plan)):
+            return wrong
+        size = dict(plan)
+        m, p = job["batch"] // size["data"], size["pipeline"]
+        right = _seconds(job, plan)
+        gradients = _gradients(job, plan)
+        fast = _seconds({**job, "far": job["near"]}, plan)
+        mistakes = {
+            "is without the bubble: the first micro-batch has to come through.": (
+                (right - gradients) * m / (m + p - 1) + gradients
+            ),
+            "is without the gradients, which the replicas average.": right - gradients,
+            "takes all links for fast.": fast,
+        }
+        wrong = explain_number(seconds, right, "the time of a step", mistakes)
+        activations = _needs(job, plan) - 16 * job["params"] / (p * size["tensor"])
+        mistakes = {
+            "is without the activations.": _needs(job, plan) - activations,
+            "counts the activations of one micro-batch; min(p, m) are live.": (
+                _needs(job, plan) - activations * (1 - 1 / min(p, m))
+            ),
+        }
+        return wrong or explain_number(held, _needs(job, plan), "the number of bytes", mistakes)
+
+    return _each_plan(seen, judge)
+
+
 def _place_fits(seen: Observed) -> str | None:
-    def judge(job: dict[str, Any], plan: Plan) -> str | None:
+    def judge(job: dict[str, Any], plan: Plan, _: Any, __: Any) -> str | None:
         if wrong := _divides(job, dict(plan)):
             return wrong
         needed = _needs(job, plan)
@@ -645,7 +698,7 @@ def _place_fits(seen: Observed) -> str | None:
 
 
 def _place_fast(seen: Observed) -> str | None:
-    def judge(job: dict[str, Any], plan: Plan) -> str | None:
+    def judge(job: dict[str, Any], plan: Plan, _: Any, __: Any) -> str | None:
         took, best = _seconds(job, plan), _best(job)
         if took <= WITHIN * best:
             return None
@@ -678,9 +731,10 @@ PLACE = Task(
     minutes=25,
     cases=_place_cases,
     aspects=(
-        Aspect("the plan divides everything and fits the memory", 2, _place_fits, on=("",)),
-        Aspect("one device, and nothing fits", 1, _place_fits, on=("edge",)),
-        Aspect("within 5% of the best", 3, _place_fast, on=("",)),
+        Aspect("seconds and bytes are those of the plan", 2, _place_numbers),
+        Aspect("the plan fits the memory", 1, _place_fits, on=("",)),
+        Aspect("one device, a tight fit, and nothing fits", 1, _place_fits, on=("edge",)),
+        Aspect("within 5% of the best", 2, _place_fast, on=("",)),
         Aspect("the job stays as it is", 1, unchanged),
     ),
     hints=(

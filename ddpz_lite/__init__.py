@@ -27,6 +27,8 @@ _HOMES = {
         "strategies.ddp": ("DDP",),
         "strategies.hooks": ("Rounded", "Int8", "TopK", "PowerSGD"),
         "strategies.local": ("LocalSGD", "DiLoCo"),
+        "strategies.pipeline": ("Pipeline",),
+        "strategies.tensor": ("tensor_parallel",),
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),

@@ -12,6 +12,8 @@ optim        the optimizer of every stage: a torch optimizer on this rank's piec
 gradient     what a script sees of a gradient in shards, and does to it before the step
 precision    16 bits for compute, masters for the step, the loss scale of fp16
 clip         the norm of a gradient that lies on several ranks
+pipeline     stages on ranks, micro-batches through them, schedules as data
+tensor       attention and MLP cut over ranks; `mesh`, what follows for norms and checkpoints
 parts        what a rank has of each parameter: the same for all stages
 full_state   the plain module's state dict, out of any stage and into it
 checkpoint   saved at any stage and world, loaded at any other; `checkpoint_files`, what its files

@@ -8,7 +8,8 @@ reader needs them.
 A kill at any moment, or a disk that fills on one rank, leaves the last complete checkpoint in its
 place (`checkpoint_folder`). The folder must be one that all ranks see. The ranks that save and load
 are those that the model was parallelized over: groups of ranks with models of their own save each
-to a path of its own.
+to a path of its own. On a mesh all ranks save one checkpoint, in the names and shapes of the whole
+model, so it loads on another mesh, or on none.
 """
 
 from __future__ import annotations
@@ -32,7 +33,18 @@ from .checkpoint_files import check_extra, pack, restore_rng, rng_state, write
 from .checkpoint_folder import index, reading, saving
 from .comm import Comm
 from .optim import ShardedOptimizer
-from .parts import Held, Part, check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
+from .parts import (
+    Held,
+    Part,
+    check_shapes,
+    comm_of,
+    flats_of,
+    held_by,
+    of_all_stages,
+    plain,
+    refresh,
+    write_back,
+)
 from .precision import LossScale
 
 
@@ -52,7 +64,7 @@ def save_checkpoint(
     again without running code; OSError if a rank cannot write; RuntimeError if another job, or
     another group of ranks, saves to this folder.
     """
-    comm = comm_of(model, optimizer)
+    comm = comm_of(model, optimizer).everyone
     save_content(path, content_of(model, optimizer, extra, comm), comm)
 
 
@@ -70,7 +82,7 @@ class Content:
 
         def copied(value: Part | Tensor) -> Part | Tensor:
             own = _tensor(value).detach().to("cpu", copy=True)
-            return Part(own, value.start, value.total) if isinstance(value, Part) else own
+            return value.like(own) if isinstance(value, Part) else own
 
         return replace(self, tensors={name: copied(t) for name, t in self.tensors.items()})
 
@@ -79,16 +91,18 @@ def content_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: dict[str, Any], comm: Comm
 ) -> Content:
     """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
+    own = comm_of(model, optimizer)  # of this part of the model
+    held = held_by(model, optimizer)
+    groups = of_all_stages(own, _group_options(model, optimizer))
+    shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
 
     def found() -> Content:
-        held, loss_scale, options = held_by(model, optimizer), _loss_scale(optimizer), b""
+        loss_scale, options = _loss_scale(optimizer), b""
         if index(comm) == 0:
             check_extra(extra)
-            groups = _group_options(model, optimizer)
             scale = asdict(loss_scale) if loss_scale else None
             options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
-        shapes = {name: here.shape for name, here in held.items()}
-        tensors = _tensors(model, optimizer, held, comm.rank)
+        tensors = _tensors(model, optimizer, held, own.rank)
         return Content(tensors, options, pack(rng_state()), shapes)
 
     return together(comm, found)
@@ -127,10 +141,11 @@ def load_checkpoint(
     Raises on all ranks: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a
     file is damaged or the checkpoint is of another model.
     """
-    comm, root = comm_of(model, optimizer), Path(path)
+    own, root = comm_of(model, optimizer), Path(path)
+    comm = own.everyone
     with reading(root, comm) as (folder, manifest):
         held = held_by(model, optimizer)
-        shapes = {name: here.shape for name, here in held.items()}
+        shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
         together(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
         saved = together(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
         states = together(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
@@ -156,7 +171,7 @@ def load_checkpoint(
 
 class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return _tensor(self.state_dict[index.fqn])
+        return _range(self.state_dict[index.fqn], index)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -167,7 +182,11 @@ class _LoadPlanner(DefaultLoadPlanner):
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return _tensor(self.state_dict[index.fqn])
+        return _range(self.state_dict[index.fqn], index)
+
+
+def _range(value: Part | Tensor, index: MetadataIndex) -> Tensor:
+    return value.__get_tensor_shard__(index) if isinstance(value, Part) else value
 
 
 def _tensor(value: Part | Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def save_in_background(
     save to the folder is refused while the first is under way. Raises TypeError at once for an
     `extra` that cannot be saved; what happens later is raised by `wait()`.
     """
-    comm = comm_of(model, optimizer)
+    comm = comm_of(model, optimizer).everyone
     with torch.no_grad():
         content = content_of(model, optimizer, extra, comm).copy()
     return Saving(path, content, _beside(comm))

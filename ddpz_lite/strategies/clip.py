@@ -2,7 +2,8 @@
 
 Every element must count once. Sharded gradients are disjoint, so the ranks' sums of powers add up,
 in one all-reduce of one number. Replicated gradients are the same on all ranks, so no rank may add
-another's.
+another's. On a mesh with other axes than data, ranks along these hold other parts of the model,
+and some parameters several of them do: such a one counts on the rank that `mesh.counted` says.
 
 Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, sec. 3.2.
 """
@@ -16,27 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from .comm import Comm
+from .mesh import counted
 
 
 @torch.no_grad()
-def total_norm(gradients: list[Tensor], norm_type: float, comm: Comm) -> Tensor:
+def total_norm(
+    gradients: list[Tensor], norm_type: float, comm: Comm, everywhere: bool = False
+) -> Tensor:
     """The p-norm over this rank's gradients and, through `comm`, the other ranks': a scalar on all.
 
     norm_type: any p > 0, or inf. comm: the ranks over which gradients are sharded; `Comm.alone()`
-    where they are replicated. Equal on all ranks, bit for bit. Raises ValueError for p <= 0.
+    where they are replicated. everywhere: over the other axes of its mesh too. Equal on all ranks,
+    bit for bit. Raises ValueError for p <= 0.
     """
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"norm_type must be positive or inf, got {norm_type!r}")
     # torch's own norm of this rank's part: one fused call per dtype and device; nothing has no inf
     local = torch.nn.utils.get_total_norm([g for g in gradients if g.numel()], norm_type)  # ()
-    if comm.world == 1:
+    if comm.world == 1 and not (everywhere and comm.axes):
         return local
     dtype = torch.result_type(local, gradients[0]) if gradients else local.dtype
     norm = local.double()  # the square of an fp32 norm above 1.8e19 is inf in fp32
     if norm_type == inf:
-        return comm.reduce_scalar(norm, maximum=True).to(dtype)
-    return (comm.reduce_scalar(norm**norm_type) ** (1.0 / norm_type)).to(dtype)
+        return comm.reduce_scalar(norm, True, everywhere).to(dtype)
+    return (comm.reduce_scalar(norm**norm_type, False, everywhere) ** (1 / norm_type)).to(dtype)
 
 
 @torch.no_grad()
@@ -50,14 +55,17 @@ def clip_grad_norm_(
 
     parameters: DDP's parameters, or the shards of ZeRO-3 (`model.parameters()`), with final
     `.grad`s. comm: the ranks over which they are sharded (`model.comm`); None for replicated
-    gradients. Returns the norm before clipping, a scalar equal on all ranks. Every rank must call
-    it. Raises ValueError for a negative max_norm.
+    gradients, which on a mesh is `Comm.alone(model.comm.axes)`. Returns the norm before clipping, a
+    scalar equal on all ranks. Every rank must call it. Raises ValueError for a negative max_norm.
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm must be at least 0, got {max_norm!r}")
     with torch._C.DisableTorchFunctionSubclass():  # shards of ZeRO-3 are plain ones here
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = total_norm(gradients, norm_type, comm or Comm.alone())
+        parameters = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        comm = comm or Comm.alone()
+        mine = [p.grad for p in parameters if counted(p) or not comm.axes]
+        norm = total_norm(mine, norm_type, comm, everywhere=True)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # (), as torch's clip_grad_norm_
         if gradients:
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -60,6 +60,8 @@ class Comm:
         group: the process group that shards. None: the world, or this process alone if
             `torch.distributed` was not initialised.
         replicas: for hybrid sharding, the group of the ranks that hold the same shard.
+        axes: on a mesh with other axes, the groups of the ranks that hold other parts of the model,
+            by the name of the axis.
 
     Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too;
     `group` is None for the world.
@@ -70,39 +72,65 @@ class Comm:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None
+        self,
+        group: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | None = None,
+        axes: Mapping[str, dist.ProcessGroup] | None = None,
     ) -> None:
         if not dist.is_initialized():
             _refuse_forgotten_init()
         elif group is dist.group.WORLD:
             group = None
-        self.group, self.replicas = group, replicas
+        self.group, self.replicas, self.axes = group, replicas, _not_the_world(axes or {})
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.world = dist.get_world_size(group) if dist.is_initialized() else 1
         self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
 
     @classmethod
-    def alone(cls) -> Comm:
+    def alone(cls, axes: Mapping[str, dist.ProcessGroup] | None = None) -> Comm:
         """A group of one: every transition is the identity and no collective is called."""
         comm = cls.__new__(cls)
         comm.group, comm.replicas, comm.rank, comm.world, comm.size = None, None, 0, 1, 1
+        comm.axes = _not_the_world(axes or {})
         return comm
 
     @classmethod
     def of(cls, mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None) -> Comm:
-        """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None."""
+        """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None.
+
+        Of a mesh with an axis named "data", that one shards, and the others are `axes`.
+        """
         if isinstance(mesh, Comm):
             return mesh
         if mesh is None or isinstance(mesh, dist.ProcessGroup):
             return cls(mesh)
+        if "data" in (mesh.mesh_dim_names or ()):
+            return cls._on_axes(mesh)
         if mesh.ndim == 1:
             return cls(mesh.get_group())
         if mesh.ndim == 2:
             return cls(group=mesh.get_group(1), replicas=mesh.get_group(0))
         raise ValueError(
             f"expected a mesh of 1 dimension (shard) or 2 (replicate, shard), got {mesh.ndim}. "
-            "Cure: init_device_mesh(device, (replicas, shards))."
+            "Cure: init_device_mesh(device, (replicas, shards)); with other axes, mesh_dim_names, "
+            'one of them "data".'
         )
+
+    @classmethod
+    def _on_axes(cls, mesh: dist.DeviceMesh) -> Comm:
+        if mesh.size() != dist.get_world_size():
+            raise ValueError(
+                f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: with other "
+                "axes than data a mesh has all ranks. Cure: one mesh for the world."
+            )
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        others = [name for name, size in sizes.items() if name != "data" and size > 1]
+        return cls(mesh.get_group("data"), axes={name: mesh.get_group(name) for name in others})
+
+    @property
+    def everyone(self) -> Comm:
+        """All ranks that hold a part of the model: the sharding group, or the world of a mesh."""
+        return Comm() if self.axes else self
 
     # -- the four transitions
 
@@ -167,14 +195,28 @@ class Comm:
             for work in works:
                 work.wait()
 
-    def reduce_scalar(self, value: Tensor, maximum: bool = False) -> Tensor:
-        """Sum (or maximum) of one number over the sharding group: the small all-reduce of norms."""
-        if self.world > 1:
-            if "nccl" in dist.get_backend(self.group):
+    def reduce_scalar(
+        self, value: Tensor, maximum: bool = False, everywhere: bool = False
+    ) -> Tensor:
+        """Sum (or maximum) of one number over the sharding group: the small all-reduce of norms.
+
+        everywhere: over the other axes of a mesh too.
+        """
+        groups = [self.group] if self.world > 1 else []
+        for group in (*groups, *self.axes.values()) if everywhere else groups:
+            if "nccl" in dist.get_backend(group):
                 value = value.cuda()  # offloaded shards have their norm on the host
             op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-            dist.all_reduce(value, op=op, group=self.group)
+            dist.all_reduce(value, op=op, group=group)
         return value
+
+    def gather_along(self, axis: str, value: Any) -> list[Any]:
+        """As `gather_objects`, over an axis of the mesh; [value] where there is no such axis."""
+        if axis not in self.axes:
+            return [value]
+        gathered: list[Any] = [None] * dist.get_world_size(self.axes[axis])
+        dist.all_gather_object(gathered, value, group=self.axes[axis])
+        return gathered
 
     def gather_objects(self, value: Any) -> list[Any]:
         """One small picklable value of each rank, on every rank, in order of replica and rank."""
@@ -184,6 +226,29 @@ class Comm:
             dist.all_gather_object(gathered, values, group=group)
             values = [one for several in gathered for one in several]
         return values
+
+    def exchange(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> tuple[list[Any], list[Any]]:
+        """Messages of this rank, (tensor, rank of the group) each, started together.
+
+        Returns the works of sends and of receives; NCCL has one work for all. Between two ranks,
+        messages in one direction arrive in their order, and have no other name.
+
+        [Note: who is first] Where messages are not one call, two NCCL streams that both send first
+        would wait for each other. So of any two ranks the lower one sends first.
+        """
+        ops = [(dist.isend, *one) for one in sends] + [(dist.irecv, *one) for one in receives]
+        order = sorted(
+            range(len(ops)), key=lambda k: (ops[k][0] is dist.isend) != (ops[k][2] > self.rank)
+        )
+        calls = [dist.P2POp(op, t, group=self.group, group_peer=peer) for op, t, peer in ops]
+        works = dist.batch_isend_irecv([calls[k] for k in order]) if ops else []
+        if len(works) < len(ops):
+            return (works if sends else []), (works if receives else [])
+        by_call = dict(zip(order, works, strict=True))
+        sent = [by_call[k] for k in range(len(sends))]
+        return sent, [by_call[k] for k in range(len(sends), len(ops))]
 
     def check_equal(self, what: str, lines: Sequence[str]) -> None:
         """Raise RuntimeError on all ranks unless all have these lines; names the first other."""
@@ -229,6 +294,13 @@ def _sum(rows: Tensor, dtype: torch.dtype) -> Tensor:
     for row in rows[2:]:
         total.add_(row)
     return total
+
+
+def _not_the_world(
+    axes: Mapping[str, dist.ProcessGroup | None],
+) -> dict[str, dist.ProcessGroup | None]:
+    """See [Note: the world is not held]."""
+    return {n: None if group is dist.group.WORLD else group for n, group in axes.items()}
 
 
 def backend_of(backend: str, device: str) -> str:

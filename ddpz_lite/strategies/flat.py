@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from .comm import Comm, Handle
 from .gradient import Shard, resident
+from .mesh import mark
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
@@ -151,6 +152,8 @@ class Flat:
             nn.Parameter(v, requires_grad=p.requires_grad)
             for v, p in zip(views, params, strict=True)
         ]
+        for piece, param in zip(self.pieces, params, strict=True):
+            mark(piece, like=param)
         self._rows: Tensor | None = None  # (world, shard_numel + len(params))
         self.collected: set[int] = set()
         self._whole = [p._version for p in self.params]

@@ -15,24 +15,38 @@ from torch import Tensor, nn
 
 from .agreement import together
 from .checkpoint_folder import claim, index
-from .parts import check_shapes, comm_of, flats_of, held_by, plain, refresh, write_back
+from .mesh import cuts_of
+from .parts import (
+    check_shapes,
+    comm_of,
+    flats_of,
+    held_by,
+    of_all_stages,
+    plain,
+    refresh,
+    write_back,
+)
 
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of the plain module: its names, its shapes, master precision, on the host.
 
-    Every rank must call it and every rank gets it; one flat buffer is gathered at a time.
+    Every rank must call it and every rank gets it; one flat buffer is gathered at a time. On a mesh
+    the other ranks' parts of the model are put together on the host.
     """
     whole: dict[int, Tensor] = {}
     for flat in flats_of(model):
         for param, piece, value in zip(flat.params, flat.pieces, flat.gather_master(), strict=True):
             whole[id(param)] = whole[id(piece)] = value.cpu()
-    state = plain(model).state_dict(keep_vars=True)
-    return {
+    state = {
         name: whole[id(value)].clone() if id(value) in whole else value.detach().cpu().clone()
-        for name, value in state.items()
+        for name, value in plain(model).state_dict(keep_vars=True).items()
     }
+    comm, cuts = comm_of(model), cuts_of(plain(model))
+    parts = comm.gather_along("tensor", {name: state[name] for name in cuts})
+    state |= {name: cut.join([part[name] for part in parts]) for name, cut in cuts.items()}
+    return of_all_stages(comm, state)
 
 
 @torch.no_grad()
@@ -41,16 +55,15 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises ValueError for names or shapes that are not the model's.
     """
-    held = held_by(model)
+    held, comm = held_by(model), comm_of(model)
     current = plain(model).state_dict(keep_vars=True)
     shapes = {id(h.key): h.shape for h in held.values()}
     wanted = {n: shapes.get(id(v), list(v.shape)) for n, v in current.items()}
-    check_shapes(
-        wanted, {name: list(value.shape) for name, value in state.items()}, "the state dict"
-    )
+    wanted |= {name: here.shape for name, here in held.items()}
+    given = {name: list(value.shape) for name, value in state.items()}
+    check_shapes(of_all_stages(comm, wanted), given, "the state dict")
     for name, here in held.items():
-        part, source = here.part, state[name].reshape(-1)
-        part.tensor.copy_(source[part.start : part.start + part.tensor.numel()])
+        here.part.take(state[name].reshape(-1))
         write_back(here)
     for name, value in current.items():
         if name not in held and list(value.shape) == list(state[name].shape):
@@ -76,7 +89,7 @@ def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
     Raises on all ranks, and leaves no file: OSError if it cannot be written; RuntimeError if
     another group of ranks saves to this path.
     """
-    path, comm = Path(path), comm_of(model)
+    path, comm = Path(path), comm_of(model).everyone
     ranks = comm.gather_objects(dist.get_rank() if dist.is_initialized() else 0)
     state = {name: value.contiguous() for name, value in full_state_dict(model).items()}
 

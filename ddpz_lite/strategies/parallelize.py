@@ -25,7 +25,9 @@ from torch import nn
 from ..placement import Placement, strategy
 from .comm import Comm
 from .ddp import DDP
+from .mesh import cuts_of
 from .optim import ShardedOptimizer
+from .pipeline import Pipeline
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .replica import Replica, check_hooks
 from .units import Units
@@ -69,7 +71,7 @@ class ShardsOf(ShardedOptimizer):
 
 
 def parallelize(
-    module: nn.Module,
+    module: nn.Module | Pipeline,
     optimizer_class: Callable[..., torch.optim.Optimizer],
     stage: int = 0,
     *,
@@ -87,16 +89,18 @@ def parallelize(
     init_fn: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     **optimizer_kwargs: Any,
-) -> tuple[DDP | ReplicaOf | ZeRO3, ShardedOptimizer]:
+) -> tuple[DDP | ReplicaOf | ZeRO3 | Pipeline, ShardedOptimizer]:
     """Shard `module` and build its optimizer; every rank calls it with the same arguments.
 
     Args:
-        module: on the device where it is to train, or (stage 3) on the meta device.
+        module: on the device where it is to train, or (stage 3) on the meta device. Of a `Pipeline`
+            its stage is sharded, in place, and the Pipeline is returned as the model.
         optimizer_class: any torch optimizer that works element by element; stage 0 takes any that
             steps without a closure.
         stage: 0 is DDP; 1, 2, 3 are ZeRO.
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard) for
-            hybrid sharding.
+            hybrid sharding; or any with an axis named "data", which shards. A model that is cut
+            over other axes, by `Pipeline` or `tensor_parallel`, needs the mesh with these too.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
             copies. fp16 gets a dynamic loss scale, which gradients of stage 0 carry until
@@ -119,6 +123,8 @@ def parallelize(
     Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
     """
     row, comm = strategy(stage), Comm.of(mesh)
+    pipe, module = (module, module.stage) if isinstance(module, Pipeline) else (None, module)
+    _check_axes(pipe, module, comm)
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = _named_groups(module, param_groups)
     loss_scale = _cast(module, mixed_precision, loss_scale)
@@ -145,11 +151,11 @@ def parallelize(
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
         if mixed_precision is None and not offload:
-            options |= {"comm": Comm.alone(), "whole": True}
+            options |= {"comm": Comm.alone(comm.axes), "whole": True}
             optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, **options)
         else:  # the masters of ZeRO-1, in a shard that is the whole
             comm.broadcast(list(module.parameters()))
-            options |= {"mesh": Comm.alone(), "keep": keep, **casts}
+            options |= {"mesh": Comm.alone(comm.axes), "keep": keep, **casts}
             optimizer = ZeRO1(_found(module, groups), optimizer_class, **options)
             for param in module.parameters():
                 param.grad_dtype = None  # the mean, in reduce_dtype, is what masters are stepped by
@@ -163,7 +169,30 @@ def parallelize(
     model.attach(optimizer)
     if row.parameter is Placement.REPLICATE:
         model.cast_frozen(mixed_precision, keep)
-    return model, optimizer
+    if pipe is None:
+        return model, optimizer
+    pipe.stage = model
+    return pipe, optimizer
+
+
+def _check_axes(pipe: Pipeline | None, module: nn.Module, comm: Comm) -> None:
+    """Raise ValueError where ranks that hold other parts of the model would be averaged."""
+    axis, cut = None, cuts_of(module)
+    if pipe is not None and pipe.comm.world > 1 and "pipe" not in comm.axes:
+        axis = "pipe"
+    if any(c.parts > 1 for c in cut.values()) and "tensor" not in comm.axes:
+        axis = "tensor"
+    if axis is not None:
+        raise ValueError(
+            f"the model is cut over several ranks, and the mesh has no axis {axis!r} of them: the "
+            "mean would be one of different parameters. Cure: mesh=init_device_mesh(device, "
+            '(d, p, t), mesh_dim_names=("data", "pipe", "tensor")).'
+        )
+    if pipe is not None and pipe.clash is not None:
+        raise ValueError(
+            f"two stages have a parameter named {pipe.clash}, and checkpoints know them by name. "
+            "Cure: stages whose parameters have the names of the whole model, as gpt_stages makes."
+        )
 
 
 def _cast(

@@ -1,4 +1,7 @@
-"""What a rank has of each parameter, the same at every stage: a range of its elements, laid flat.
+"""What a rank has of each parameter, the same at every stage: ranges of its elements, laid flat.
+
+It is one range, but where a layer is cut over the tensor axis of a mesh: some of its columns, say,
+are a range in every row.
 
 Checkpoints and full state dicts are made of these parts, so they know nothing of stages.
 """
@@ -7,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +25,40 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from .comm import Comm
 from .flat import Flat
+from .mesh import cuts_of
 from .optim import ShardedOptimizer
+from .pipeline import Pipeline
 from .replica import Replica
+
+T = TypeVar("T")
 
 
 @dataclass
 class Part:
-    """What this rank has of a logical 1-D tensor: elements start to start + len(tensor) of `total`.
+    """What this rank has of a logical 1-D tensor of `total` elements.
 
+    spans: (start, length) of its ranges in the whole, in the order in which `tensor` holds them.
     The three dunder methods are what torch.distributed.checkpoint asks of a tensor that is sharded.
     """
 
-    tensor: Tensor  # (stop - start,)
-    start: int
+    tensor: Tensor  # (sum of lengths,)
+    spans: list[tuple[int, int]]
     total: int
 
     def like(self, value: Tensor) -> Part:
-        """The same range of another tensor: of the parameter's momentum, say."""
-        return Part(value.reshape(-1), self.start, self.total)
+        """The same ranges of another tensor: of the parameter's momentum, say."""
+        return Part(value.reshape(-1), self.spans, self.total)
+
+    def take(self, whole: Tensor) -> None:
+        """Copy this rank's elements from a whole tensor (total,)."""
+        for start, length in self.spans:
+            self._ranges[start].copy_(whole[start : start + length])
+
+    @cached_property
+    def _ranges(self) -> dict[int, Tensor]:
+        """{start in the whole: the elements from there}."""
+        views = self.tensor.split([length for _, length in self.spans])
+        return {start: view for (start, _), view in zip(self.spans, views, strict=True)}
 
     def size(self) -> torch.Size:
         return torch.Size([self.total])
@@ -44,7 +66,10 @@ class Part:
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         if not self.tensor.numel():
             return []
-        return [ChunkStorageMetadata(torch.Size([self.start]), self.tensor.size())]
+        return [
+            ChunkStorageMetadata(torch.Size([start]), torch.Size([length]))
+            for start, length in self.spans
+        ]
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         properties = TensorProperties.create_from_tensor(self.tensor)
@@ -58,7 +83,7 @@ class Part:
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        return self.tensor
+        return self._ranges[index.offset[0]]
 
 
 @dataclass
@@ -72,19 +97,35 @@ class Held:
 
 def flats_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Flat]:
     """The flat buffers that hold the model; the optimizer's where it was built without one."""
+    model = sharded(model)
     flats = [*model.flats, *model.masters] if isinstance(model, Replica) else []
     return flats or (optimizer.flats if isinstance(optimizer, ShardedOptimizer) else [])
 
 
 def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Comm:
-    """The ranks that hold this model together: those it was sharded over, else the world."""
+    """The ranks that hold this model together: those it was sharded over, else the world.
+
+    Of a model on a mesh these hold one part of it together, and `comm.everyone` the whole.
+    """
+    model = sharded(model)
     if isinstance(model, Replica):
         return model.comm
     return optimizer.comm if isinstance(optimizer, ShardedOptimizer) else Comm()
 
 
+def of_all_stages(comm: Comm, mine: Mapping[str, T]) -> dict[str, T]:
+    """A dict by parameter name with what the other stages of a pipeline have; all ranks call it."""
+    return {name: value for some in comm.gather_along("pipe", mine) for name, value in some.items()}
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """What `parallelize` made of the module: of a Pipeline, of its stage."""
+    return model.stage if isinstance(model, Pipeline) else model
+
+
 def plain(model: nn.Module) -> nn.Module:
-    """The user's module."""
+    """The user's module; of a Pipeline, this rank's stage."""
+    model = sharded(model)
     return model.module if isinstance(model, Replica) else model
 
 
@@ -95,16 +136,21 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
         flat.absorb()
         for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
             flat_of |= {id(param): (flat, index) for param in pair}
-    held = {}
+    held, cuts = {}, cuts_of(plain(model))
     for name, param in plain(model).named_parameters():
+        key, tensor, shape, start = param, param.detach().reshape(-1), param.shape, 0
         if id(param) in flat_of:
             flat, index = flat_of[id(param)]
-            shape, piece = flat.layout.shapes[index], flat.pieces[index]
-            part = Part(piece.detach(), flat.layout.owned(index)[0], shape.numel())
-            held[name] = Held(piece, part, list(shape))
-        else:
-            whole = Part(param.detach().reshape(-1), 0, param.numel())
-            held[name] = Held(param, whole, list(param.shape))
+            key, shape, start = (
+                flat.pieces[index],
+                flat.layout.shapes[index],
+                flat.layout.owned(index)[0],
+            )
+            tensor = key.detach()
+        spans = [(start, tensor.numel())]
+        if name in cuts:
+            shape, spans = cuts[name].shape, cuts[name].spans(start, start + tensor.numel())
+        held[name] = Held(key, Part(tensor, spans, prod(shape)), list(shape))
     return held
 
 

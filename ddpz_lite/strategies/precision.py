@@ -51,7 +51,7 @@ class LossScale:
             torch._amp_foreach_non_finite_check_and_unscale_(
                 list(gradients), bad, torch.tensor(1.0 / self.scale, device=device)
             )
-        finite = not comm.reduce_scalar(bad, maximum=True).item()
+        finite = not comm.reduce_scalar(bad, maximum=True, everywhere=True).item()
         self.good = self.good + 1 if finite else 0
         if not finite:
             self.scale, self.skipped = self.scale / 2, self.skipped + 1

@@ -22,6 +22,7 @@ from torch.autograd import Variable
 from .comm import Comm, Handle
 from .flat import Layout, travels_as
 from .gradient import own_grad, set_own_grad
+from .mesh import apart
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -211,7 +212,8 @@ class Reducer:
 def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
     """Trainable parameters in reverse order, about that of backward, in groups of `bucket_mb`.
 
-    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter is one.
+    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter is one,
+    and so is one that `mesh.apart` names.
     """
     if not bucket_mb > 0:
         raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")
@@ -219,7 +221,9 @@ def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn
     # by kind: the open group, and its megabytes
     last: dict[Any, tuple[list[nn.Parameter], float]] = {}
     for param in reversed([p for p in dict.fromkeys(params) if p.requires_grad]):
-        kind, size = (param.dtype, param.device), param.numel() * param.element_size() / 1e6
+        alone = id(param) if apart(param) else None
+        kind = (param.dtype, param.device, alone)
+        size = param.numel() * param.element_size() / 1e6
         group, held = last.get(kind, ([], 0.0))
         if not group or held + size > bucket_mb:
             group, held = [], 0.0

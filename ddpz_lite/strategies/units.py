@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .flat import Flat
+from .mesh import mark
 
 Units = Callable[[str, nn.Module], bool] | Collection[type] | None
 
@@ -315,6 +316,7 @@ class Builder:
                 if param is not None and param.is_meta:
                     new = torch.empty_like(param, device=self.device)
                     new = nn.Parameter(new, requires_grad=param.requires_grad)
+                    mark(new, like=param)
                     for slot in self.slots[param]:
                         slot.put(new)
             for name, buffer in module._buffers.items():

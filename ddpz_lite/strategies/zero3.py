@@ -36,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
 from .flat import Flat
+from .mesh import apart
 from .precision import keeps_dtype
 from .reducer import new_backward
 from .replica import Replica, check_hooks, check_separate
@@ -144,7 +145,8 @@ class ZeRO3(Replica):
         kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for param, where in slots.items():
             kept = any(keeps_dtype(slot.module) for slot in where)
-            kinds[kept, param.dtype, param.device, param.requires_grad].append(param)
+            alone = id(param) if apart(param) else None
+            kinds[kept, param.dtype, param.device, param.requires_grad, alone].append(param)
         flats = [
             Flat(params, self.comm, resident=False, **options | ({"dtype": None} if kept else {}))
             for (kept, *_), params in kinds.items()

@@ -1,0 +1,87 @@
+"""What a rank of a mesh has of the whole model: parts of parameters, and some that others have too.
+
+On a mesh data x pipe x tensor, the ranks along `data` hold the same part of the model, and the
+strategies share its state between them. Along the other two, ranks hold different parts. Three
+things follow, and here is what the rest of the library has to know of them:
+
+    Cut          a layer that is cut over `tensor` has a range of its rows or columns
+    counted      norms count each element once, though several ranks may hold it: norms and biases
+                 beside layers that are cut, an embedding that two stages share
+    apart        the same shared embedding lies in a flat buffer of its own, so that its shards are
+                 the same on both stages and can be added
+
+The last two are marks on the parameter: `elsewhere`, `apart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Part `part` of `parts` of a tensor that is cut along one dimension.
+
+    shape: of the whole tensor. Laid flat and seen as (outer, parts, inner), a rank has
+    [:, part]. So rows are cut with outer 1, columns with outer = the number of rows, and the three
+    blocks of a qkv matrix, each cut by heads, with outer 3.
+    """
+
+    shape: tuple[int, ...]
+    outer: int
+    parts: int
+    part: int
+
+    @property
+    def inner(self) -> int:
+        return prod(self.shape) // (self.outer * self.parts)
+
+    def of(self, whole: Tensor, shape: Sequence[int]) -> Tensor:
+        """This rank's part of a whole tensor, in its local shape; a copy."""
+        seen = whole.reshape(self.outer, self.parts, self.inner)
+        return seen[:, self.part].reshape(shape).clone()
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole tensor, from the parts of all ranks in order."""
+        return torch.stack([p.reshape(self.outer, -1) for p in parts], 1).view(self.shape)
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Elements start to stop of the part, laid flat, as (start, length) in the whole."""
+        found, inner = [], self.inner
+        while start < stop:
+            row, column = divmod(start, inner)
+            length = min(stop - start, inner - column)
+            found.append(((row * self.parts + self.part) * inner + column, length))
+            start += length
+        return found
+
+
+def cuts_of(module: nn.Module) -> dict[str, Cut]:
+    """{parameter name: its cut}, for the layers of `tensor` in the module; empty if it has none."""
+    return {
+        f"{path}.{name}".lstrip("."): cut
+        for path, child in module.named_modules()
+        for name, cut in getattr(child, "cuts", {}).items()
+    }
+
+
+def mark(param: nn.Parameter, like: nn.Parameter | None = None, **marks: bool) -> None:
+    """Set `elsewhere` or `apart`, where True; `like`: also what that parameter has."""
+    for name in ("elsewhere", "apart"):
+        if marks.get(name) or getattr(like, name, False):
+            setattr(param, name, True)
+
+
+def counted(param: nn.Parameter) -> bool:
+    """Whether norms count the gradient of this parameter here, and not on another rank."""
+    return not getattr(param, "elsewhere", False)
+
+
+def apart(param: nn.Parameter) -> bool:
+    """Whether the parameter lies in a flat buffer of its own."""
+    return getattr(param, "apart", False)

@@ -542,6 +542,8 @@ EQUIVALENT = {
     "14.place": {
         "`range(1, ranks + 1)` -> `range(1, ranks + 1 + 1)`": "one more does not divide",
         "`range(1, ranks // t + 1)` -> `range(1, ranks // t + 1 + 1)`": "nor here",
+        "`1` -> `2` (#4)": "one more rank does not divide",
+        "`1` -> `2` (#6)": "nor here",
         "`ranks // t` -> `ranks`": "those beyond give no data rank, and are passed over",
     },
 }

@@ -422,9 +422,9 @@ WRONG = {
             NUMBERS,
         ),
         Wrong(
-            "stages that do not divide the layers",
+            "more stages than layers",
             placed(divides='job["heads"] % t or job["batch"] % d'),
-            "do not divide",
+            "some would have none",
             NUMBERS,
         ),
         Wrong(
@@ -496,10 +496,15 @@ PROMISES = {
         "a message each, between neighbours": (*TRAFFIC, ""),
         "What was handed in stays as it is": ("inputs and weights stay as they are", ""),
         "Returns the loss on the last rank": (*GRADIENTS, ""),
+        "Make one training step in the order of": (*TIME, ""),
+        "the shape of what enters this stage": None,
         "of the dtype of the stage's parameters": ("another dtype", "other"),
     },
     "14.column_row": {
         "need not be as large as the others": (*LAYER, ""),
+        "They are the same on all ranks": None,
+        "x: (..., width), the same on all ranks": None,
+        "Returns (..., width), the same on all ranks": (*LAYER, ""),
         "On every rank the result is the layer's": (*LAYER, ""),
         "each weight has the gradient of its part": (*LAYER, ""),
         "one all-reduce in forward and one in backward": (*CALLS, ""),
@@ -507,6 +512,8 @@ PROMISES = {
         "and nothing else of the whole ones": (*HELD, ""),
     },
     "14.place": {
+        "if its groups never cross a node": (*NUMBERS, ""),
+        "micro-batches, of one sample each": (*NUMBERS, ""),
         "The sizes must multiply to the number of devices": (*NUMBERS, ""),
         "together with its seconds": (*NUMBERS, ""),
         "at most `memory`": (*FITS, ""),

@@ -544,7 +544,7 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
              [_job(batch=8), _job(batch=16, near=100 * GB),
               _job(layers=12, heads=12, per_node=6, nodes=2, batch=24, memory=30 * GB)]),
         case("few layers, few heads",
-             [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9),
+             [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9, far=8 * GB),
               _job(layers=6, heads=2, nodes=2, per_node=4, memory=40 * GB, near=10 * GB)]),
         case("one device, a tight fit, and a model that fits nowhere",
              [_job(nodes=1, per_node=1, params=10**9), exact, _job(params=10**12)], "edge"),

@@ -10,18 +10,20 @@ import argparse
 import os
 import sys
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from ddpz_lite.cli.shared import UserError
-from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
+from ddpz_lite.trainer.recipe import Recipe, flag_of, mesh_shape, steps_or_auto
 
 RANKS = 2  # where torchrun has not decided
 LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
-METAVARS = {int: "N", float: "X", str: "PATH", steps_or_auto: "N|auto"}
+METAVARS = {int: "N", float: "X", str: "PATH", steps_or_auto: "N|auto", mesh_shape: "DxPxT"}
 EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
+          ddpz train --mesh 2x2x2 --stage 1 --accumulate 4 --batch 2
           ddpz train --stage 3 --checkpoint runs/a --save-every 50 --resume
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite.cli train \\
               --stage 3 --checkpoint runs/a --save-every auto --resume
@@ -100,7 +102,10 @@ def start(recipe: Recipe, ranks: int | None) -> int:
     """Train on ranks of this machine."""
     import ddpz_lite as dz
 
-    ranks = RANKS if ranks is None else ranks
+    on_mesh = prod(recipe.axes) if recipe.axes else None
+    if None not in (ranks, on_mesh) and ranks != on_mesh:
+        raise UserError(f"--mesh {recipe.mesh} has {on_mesh} ranks, and --ranks says {ranks}.")
+    ranks = next(given for given in (ranks, on_mesh, RANKS) if given is not None)
     if not 1 <= ranks <= 64:
         raise UserError(f"--ranks takes 1 to 64, not {ranks}; for more machines, torchrun.")
     try:

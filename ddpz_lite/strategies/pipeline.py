@@ -358,7 +358,8 @@ class Pipeline(nn.Module):
         for work, _ in self._under_way:
             work.wait()
         self._under_way = []
-        self._sum_tied(before)
+        if learns:
+            self._sum_tied(before)
         return sum(self._losses) if self.is_last else None
 
     def _parts(self, batch: Any, name: str) -> Sequence[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import Corpus, RankSampler
+from ..strategies.comm import Comm
 from .recipe import Recipe
 
 
@@ -24,7 +25,7 @@ class Batch:
 
 
 class Batches:
-    """A split of the text, dealt to the ranks; iterating never ends.
+    """A split of the text, dealt to the ranks of `comm` (default: all); iterating never ends.
 
     The last micro-batch of an epoch is what is left over. Ranks then differ by a window or more,
     and a rank that got none runs one that counts nothing: all must enter every collective.
@@ -32,12 +33,25 @@ class Batches:
     Raises ValueError if the split is shorter than one window.
     """
 
-    def __init__(self, text: Corpus, split: str, recipe: Recipe, device: torch.device) -> None:
+    def __init__(
+        self,
+        text: Corpus,
+        split: str,
+        recipe: Recipe,
+        device: torch.device,
+        comm: Comm | None = None,
+    ) -> None:
+        comm = comm or Comm()
         self.windows = text.windows(recipe.context, split)
         self.batch, self.device = recipe.batch, device
         shuffle = split == "train"
         self.sampler = RankSampler(
-            len(self.windows), shuffle=shuffle, seed=recipe.seed, uneven="keep"
+            len(self.windows),
+            comm.rank,
+            comm.world,
+            shuffle=shuffle,
+            seed=recipe.seed,
+            uneven="keep",
         )
 
     def __iter__(self) -> Iterator[Batch]:

@@ -30,6 +30,7 @@ class Log:
 
     recipe: Recipe
     comm: Comm
+    readers: int  # ranks that read windows of their own
     losses: list[float] = field(default_factory=list)  # nats per token over all ranks, by step
     validation: dict[int, float] = field(default_factory=dict)  # by step
     pending: list[Tensor] = field(default_factory=list)  # (), this rank's part of a step's loss
@@ -45,7 +46,8 @@ class Log:
         recipe, world = self.recipe, self.comm.world
         strategy = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
         backend = f" over {dist.get_backend()}" if dist.is_initialized() else ""
-        tokens = recipe.accumulate * recipe.batch * recipe.context * world
+        strategy += f", mesh {recipe.mesh}" if recipe.mesh else ""
+        tokens = recipe.accumulate * recipe.batch * recipe.context * self.readers
         rest = len(text) - text.train_length
         self.say(f"{text.name}: {text.train_length:,} bytes to train, {rest:,} to validate")
         self.say(
@@ -83,7 +85,7 @@ class Log:
         """One line, and the same numbers as scalars."""
         self.collect(step)
         now, recipe = time.perf_counter(), self.recipe
-        windows = (step - self.since) * recipe.accumulate * recipe.batch * self.comm.world
+        windows = (step - self.since) * recipe.accumulate * recipe.batch * self.readers
         numbers: dict[str, Any] = {"loss": self.losses[-1], "lr": optimizer.param_groups[0]["lr"]}
         if norm is not None:
             numbers["norm"] = norm.item()

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..data import Corpus, corpus
@@ -26,10 +27,14 @@ from ..launcher import progress
 from ..launcher import rank as launched
 from ..model import GPT, GPTConfig, next_token_loss
 from ..strategies.comm import Comm
+from ..strategies.full_state import full_state_dict
 from ..strategies.optim import ShardedOptimizer
 from ..strategies.parallelize import parallelize
+from ..strategies.parts import plain
+from ..strategies.pipeline import Pipeline
 from .batches import Batch, Batches
 from .log import Log
+from .mesh import mesh_of, nats_through, pipeline_of
 from .recipe import Recipe
 from .saving import Saver
 
@@ -53,11 +58,13 @@ def train(recipe: Recipe) -> dict[str, Any]:
     text, comm, device = corpus(recipe.text), Comm(), this_device()
     torch.manual_seed(recipe.seed)  # the same weights on every rank
     gpt = build(recipe, text).to(device)
-    log = Log(recipe, comm)
+    mesh = mesh_of(recipe, device)
+    readers = comm if mesh is None else Comm.of(mesh)
+    log = Log(recipe, comm, readers.world)
     log.begin(text, gpt.num_params(), device)
-    model, optimizer = shard(recipe, gpt)
+    model, optimizer = shard(recipe, gpt, mesh)
     torch.manual_seed(recipe.seed + 1_000_003 * (comm.rank + 1))  # its own dropout
-    batches = Batches(text, "train", recipe, device)
+    batches = Batches(text, "train", recipe, device, readers)
     saver = Saver(recipe, text, model, optimizer, batches.sampler)
     first = saver.resume(log.say)
     log.start(first)
@@ -66,12 +73,12 @@ def train(recipe: Recipe) -> dict[str, Any]:
     for step in steps_with_bar(first, recipe.steps, comm.rank):  # updates, this one included
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step - 1)
-        loss, norm = update(recipe, model, optimizer, stream, comm.world)
+        loss, norm = update(recipe, model, optimizer, stream, readers.world)
         log.add(loss)
         if step == recipe.steps or step % recipe.report == 0:
             log.report(step, optimizer, norm)
         if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
-            log.validated(step, validation_loss(recipe, model, text, device, comm))
+            log.validated(step, validation_loss(recipe, model, text, device, comm, readers))
         if recipe.checkpoint and (step == recipe.steps or saver.due(step)):
             log.collect(step)  # finds a loss that is no number, so that such a run is not saved
             saver.save(step, log.say)
@@ -98,6 +105,20 @@ def update(
     """
     micro_batches = list(islice(stream, recipe.accumulate))
     tokens = recipe.context * sum(batch.dealt for batch in micro_batches)
+    if isinstance(model, Pipeline):
+        loss = nats_through(model, micro_batches, world / tokens) / world  # ()
+    else:
+        loss = accumulate(recipe, model, micro_batches, tokens, world)  # ()
+    norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
+
+
+def accumulate(
+    recipe: Recipe, model: nn.Module, micro_batches: list[Batch], tokens: int, world: int
+) -> Tensor:
+    """Forward and backward of each; returns their nats () / tokens."""
     loss = torch.zeros((), device=micro_batches[0].inputs.device)  # ()
     for index, batch in enumerate(micro_batches, 1):
         # Stages 2 and 3 reduce every time: they are chosen where whole gradients have no room.
@@ -106,10 +127,7 @@ def update(
             part = nats(model, batch) / tokens  # ()
             (part * world).backward()
         loss += part.detach()
-    norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss, norm
+    return loss
 
 
 def learning_rate(recipe: Recipe, done: int) -> float:
@@ -125,6 +143,8 @@ def learning_rate(recipe: Recipe, done: int) -> float:
 
 def nats(model: nn.Module, batch: Batch) -> Tensor:
     """The loss () summed over this rank's tokens; 0 for a batch that only keeps step."""
+    if isinstance(model, Pipeline):
+        return nats_through(model, [batch], 1.0)
     total = next_token_loss(model(batch.inputs), batch.targets, reduction="sum")  # ()
     return total if batch.count else total * 0
 
@@ -135,12 +155,15 @@ def build(recipe: Recipe, text: Corpus) -> GPT:
     return GPT(GPTConfig(text.vocab_size, dropout=recipe.dropout, **sizes))
 
 
-def shard(recipe: Recipe, gpt: GPT) -> tuple[nn.Module, ShardedOptimizer]:
+def shard(
+    recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh | None = None
+) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
     return parallelize(
-        gpt,
+        gpt if mesh is None else pipeline_of(recipe, gpt, mesh),
         torch.optim.AdamW,
         recipe.stage,
+        mesh=mesh,
         mixed_precision=DTYPES[recipe.precision],
         param_groups=partial(groups, weight_decay=recipe.weight_decay),
         lr=recipe.lr,
@@ -166,11 +189,17 @@ def steps_with_bar(first: int, steps: int, rank: int) -> Iterator[int]:
 
 @torch.no_grad()
 def validation_loss(
-    recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device, comm: Comm
+    recipe: Recipe,
+    model: nn.Module,
+    text: Corpus,
+    device: torch.device,
+    comm: Comm,
+    readers: Comm,
 ) -> float:
     """Nats per token over the start of the validation split, the same windows each time."""
     model.eval()
-    some = list(islice(Batches(text, "validation", recipe, device).epoch(), VALIDATION_BATCHES))
+    batches = Batches(text, "validation", recipe, device, readers)
+    some = list(islice(batches.epoch(), VALIDATION_BATCHES))
     mine = sum(nats(model, batch).item() for batch in some)
     model.train()
     tokens = recipe.context * sum(batch.dealt for batch in some)
@@ -178,10 +207,17 @@ def validation_loss(
 
 
 def write(recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device) -> str:
-    """What the model writes after a line break; all ranks write it, for stage 3 needs them all."""
+    """What the model writes after a line break; all ranks write it, for stage 3 needs them all.
+
+    A model that lies on a mesh is put together for it.
+    """
     if not recipe.sample:
         return ""
+    gpt = plain(model)
+    if isinstance(model, Pipeline):
+        gpt = build(recipe, text).to(device)
+        gpt.load_state_dict(full_state_dict(model))
     generator = torch.Generator(device).manual_seed(recipe.seed)
     prompt = text.encode("\n")[None].to(device)  # (1, 1)
-    tokens = model.module.generate(prompt, recipe.sample, generator=generator)  # (1, 1 + sample)
+    tokens = gpt.generate(prompt, recipe.sample, generator=generator)  # (1, 1 + sample)
     return text.decode(tokens[0, 1:].cpu())

@@ -6,6 +6,7 @@ option has one home: name, default, and the words that explain it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -34,6 +35,11 @@ def steps_or_auto(text: str) -> int | str:
     return text if text == AUTO else int(text)
 
 
+def mesh_shape(text: str) -> str:
+    """What --mesh takes: "2x2x2". Kept as it is written; `Recipe.axes` reads it."""
+    return text
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A training run. Raises ValueError, naming the option, for a value that makes no sense.
@@ -54,6 +60,13 @@ class Recipe:
     dropout: float = _option("model", 0.0, "probability, from 0 up to but not 1", at_least=0)
 
     stage: int = _option("ranks", 0, "0 is DDP; 1, 2, 3 are ZeRO", choices=range(4))
+    mesh: str | None = _option(
+        "ranks",
+        None,
+        "ranks along data, pipe and tensor: --stage along the first, layers in stages along the "
+        "second, with --accumulate micro-batches, heads and MLP cut along the third",
+        kind=mesh_shape,
+    )
     precision: str = _option(
         "ranks",
         "fp32",
@@ -103,8 +116,29 @@ class Recipe:
             raise ValueError(f"--dropout must be below 1, got {self.dropout}")
         if self.width % self.heads:
             raise ValueError(f"--width {self.width} does not divide into --heads {self.heads}")
+        self._check_mesh()
         if self.resume and self.checkpoint is None:
             raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
+
+    @property
+    def axes(self) -> tuple[int, int, int] | None:
+        """Ranks along data, pipe and tensor; None without --mesh."""
+        if self.mesh is None:
+            return None
+        if not re.fullmatch(r"([1-9]\d{0,3}x){2}[1-9]\d{0,3}", self.mesh):
+            raise ValueError(f"--mesh takes DxPxT, as 2x2x2 for 8 ranks, not {self.mesh!r}")
+        return tuple(map(int, self.mesh.split("x")))
+
+    def _check_mesh(self) -> None:
+        if self.axes is None:
+            return
+        _, pipe, tensor = self.axes
+        if pipe > self.layers:
+            raise ValueError(f"--mesh {self.mesh} has {pipe} stages for --layers {self.layers}")
+        if self.heads % tensor:
+            raise ValueError(f"--mesh {self.mesh}: --heads {self.heads} do not divide by {tensor}")
+        if tensor > 1 and self.dropout:
+            raise ValueError(f"--mesh {self.mesh} cuts heads, and needs --dropout 0")
 
 
 def flag_of(name: str) -> str:

@@ -1,0 +1,68 @@
+"""`--mesh DxPxT`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor.
+
+Ranks that differ in pipe and tensor alone read the same windows. The micro-batches of an update
+(--accumulate) are those of the pipeline, by 1F1B; with one stage that is plain accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from ..model import GPT, next_token_loss
+from ..strategies.comm import Comm
+from ..strategies.parts import comm_of
+from ..strategies.pipeline import Pipeline, gpt_stages, one_f_one_b
+from ..strategies.tensor import tensor_parallel
+from .batches import Batch
+from .recipe import Recipe
+from .saving import TrainingError
+
+IGNORED = -100  # a target that cross-entropy leaves out
+
+
+def mesh_of(recipe: Recipe, device: torch.device) -> dist.DeviceMesh | None:
+    """The mesh of the recipe, None if it has none. Raises TrainingError unless it has all ranks."""
+    if recipe.axes is None:
+        return None
+    data, pipe, tensor = recipe.axes
+    ranks, world = data * pipe * tensor, Comm().world
+    if ranks != world:
+        raise TrainingError(f"--mesh {recipe.mesh} needs {ranks} ranks, and there are {world}.")
+    return init_device_mesh(device.type, recipe.axes, mesh_dim_names=("data", "pipe", "tensor"))
+
+
+def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
+    """The GPT cut over `tensor`, and dealt to stages over `pipe`."""
+    stages = mesh["pipe"].size()
+    schedule = one_f_one_b(stages, recipe.accumulate)
+    return Pipeline(
+        gpt_stages(tensor_parallel(gpt, mesh["tensor"]), stages), schedule, mesh["pipe"]
+    )
+
+
+def nats_through(pipe: Pipeline, batches: Sequence[Batch], factor: float) -> Tensor:
+    """The nats () of these batches times `factor`: a step of the pipeline.
+
+    On the last stage, and there on one rank of the tensor axis; 0 on all other ranks, so that the
+    sum over ranks counts each window once. A batch that only keeps step counts nothing.
+    """
+    inputs = torch.cat([batch.inputs for batch in batches])  # (B, T)
+    targets = torch.cat(
+        [b.targets if b.count else torch.full_like(b.targets, IGNORED) for b in batches]
+    )
+    if (lack := pipe.micro_batches - len(inputs)) > 0:  # a row for each micro-batch
+        inputs = torch.cat([inputs, inputs[:1].expand(lack, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[:1], IGNORED).expand(lack, -1)])
+
+    def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
+        return next_token_loss(logits, targets, reduction="sum") * factor
+
+    loss = pipe.step(inputs, targets, loss_fn, weights=[1.0] * pipe.micro_batches)
+    axes = comm_of(pipe).axes
+    counts = "tensor" not in axes or dist.get_rank(axes["tensor"]) == 0
+    return loss if loss is not None and counts else torch.zeros((), device=inputs.device)

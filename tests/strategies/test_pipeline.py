@@ -1,0 +1,283 @@
+"""The pipeline: schedules as data, gradients of one process, and only activations on the wire."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import ddpz_lite as dz
+from ddpz_lite.strategies.pipeline import gpipe, gpt_stages, one_f_one_b, run_times
+
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
+ROWS, T, WIDTH = 5, 4, 8
+NOTE = 10 * 8  # bytes, once for each cut
+
+
+def gpt(layers: int, tied: bool = True) -> dz.GPT:
+    torch.manual_seed(0)
+    config = dz.GPTConfig(vocab_size=7, context=T, layers=layers, heads=2, width=WIDTH, tied=tied)
+    return dz.GPT(config)
+
+
+def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(7, (rows, T + 1), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: param.grad for name, param in model.named_parameters()}
+
+
+def reference(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], float]:
+    loss = dz.next_token_loss(model(x), y)
+    loss.backward()
+    return gradients(model), loss.item()
+
+
+# ---- schedules ----
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
+def test_both_schedules_take_the_same_time_and_1f1b_holds_less(p, m):
+    for make, most in ((gpipe, lambda stage: m), (one_f_one_b, lambda stage: min(p - stage, m))):
+        schedule = make(p, m)
+        ends = [end for stage in run_times(schedule, 1.0, 2.0) for _, end in stage]
+        assert max(ends) == 3 * (m + p - 1)
+        for stage, order in enumerate(schedule):
+            held = [sum(1 if kind == "F" else -1 for kind, _ in order[:k]) for k in range(2 * m)]
+            assert max(*held, 1) == most(stage)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ([], "is empty"),
+        ([[("F", 0), ("B", 0)], [("F", 0)]], "stage 1 must run F and B of each"),
+        ([[("F", 0), ("F", 0)]], "stage 0 must run"),
+        ([[("B", 0), ("F", 0)]], "stage 0 for B0"),
+        (
+            [
+                [("F", 0), ("B", 0), ("F", 1), ("B", 1)],
+                [("F", 0), ("F", 1), ("B", 0), ("B", 1)],
+            ],
+            "wait for ever (stage 0 for B0; stage 1 for F1)",
+        ),
+        (
+            [
+                [("F", 0), ("F", 1), ("B", 0), ("B", 1)],
+                [("F", 1), ("F", 0), ("B", 0), ("B", 1)],
+            ],
+            "stage 1 runs F1 F0, stage 0 F0 F1",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_in_words(schedule, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run_times(schedule)
+
+
+def test_blocks_are_dealt_to_stages_and_keep_their_names():
+    model = gpt(5)
+    assert [list(s.blocks) for s in gpt_stages(model, 2)] == [["0", "1", "2"], ["3", "4"]]
+    uneven = gpt_stages(model, [1, 3, 1])
+    assert [len(stage.blocks) for stage in uneven] == [1, 3, 1]
+    names = {name for stage in uneven for name, _ in stage.named_parameters()}
+    assert names == {name for name, _ in model.named_parameters()}
+    for wrong in (6, 0, [5, 0], [2, 2]):
+        with pytest.raises(ValueError, match="at least one block for each stage, 5 together"):
+            gpt_stages(model, wrong)
+
+
+# ---- gradients ----
+
+
+def stages_of(world: int) -> list[int]:
+    return [2] + [1] * (world - 1)  # uneven
+
+
+def against_one_process(world: int) -> dict[Any, Any]:
+    """Whether this rank's gradients are those of one process, for schedules and micro-batches."""
+    out: dict[Any, Any] = {}
+    x, y = batch()
+    for tied in (True, False):
+        right, loss = reference(gpt(world + 1, tied), x, y)
+        for name, make in SCHEDULES.items():
+            for m in (1, 2, 4, 5):  # of 5 rows: 3 + 2; 2 + 1 + 1 + 1
+                stages = gpt_stages(gpt(world + 1, tied), stages_of(world))
+                pipe = dz.Pipeline(stages, make(world, m))
+                got = pipe.step(x, y, dz.next_token_loss)
+                for param, grad in gradients(pipe.stage).items():
+                    torch.testing.assert_close(grad, right[param], rtol=1e-4, atol=1e-7)
+                assert (got is None) == (dist.get_rank() < world - 1)
+                assert got is None or abs(got.item() - loss) < 1e-5
+                out[tied, name, m] = pipe.most_live
+    return out
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_gradients_are_those_of_one_process_for_any_number_of_micro_batches(world):
+    for rank, found in enumerate(dz.launch(against_one_process, world, args=(world,))):
+        for (_, name, m), live in found.items():
+            assert live == (m if name == "gpipe" else min(world - rank, m))
+
+
+def against_torch(world: int) -> None:
+    """torch's schedules and ours: the same gradients, bit for bit."""
+    x, y = batch(4)
+    for ours, theirs in ((gpipe, ScheduleGPipe), (one_f_one_b, Schedule1F1B)):
+        pipe = dz.Pipeline(gpt_stages(gpt(world, tied=False), world), ours(world, 4))
+        loss = pipe.step(x, y, dz.next_token_loss)
+        own = gpt_stages(gpt(world, tied=False), world)[dist.get_rank()]
+        stage = PipelineStage(own, dist.get_rank(), world, torch.device("cpu"))
+        schedule, losses = theirs(stage, 4, loss_fn=dz.next_token_loss), []
+        first, last = dist.get_rank() == 0, dist.get_rank() == world - 1
+        schedule.step(*([x] if first else []), target=y if last else None, losses=losses)
+        if last:
+            torch.testing.assert_close(loss, torch.stack(losses).mean())
+        mine, other = gradients(pipe.stage), gradients(own)
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_same_gradients_as_torch_pipelining(world):
+    dz.launch(against_torch, world, args=(world,))
+
+
+def more_uses() -> None:
+    last = dist.get_rank() == 1
+    x, y = batch(6)
+    right, _ = reference(gpt(2), x, y)
+    pipe = dz.Pipeline(gpt_stages(gpt(2), 2), one_f_one_b(2, 3))
+    with torch.no_grad():
+        loss = pipe.step(x, y, dz.next_token_loss)  # forwards alone
+    assert all(param.grad is None for param in pipe.parameters())
+    assert pipe.most_live == 0
+
+    for half in (slice(0, 3), slice(3, 6)):  # two steps before an update, tied weights included
+        pipe.step(x[half], y[half], lambda out, y: dz.next_token_loss(out, y) / 2)
+    for name, grad in gradients(pipe.stage).items():
+        torch.testing.assert_close(grad, right[name], rtol=1e-4, atol=1e-7)
+
+    # rows with unequal numbers of tokens: weights are their share
+    ignored = y.clone()
+    ignored[0, :3] = ignored[1] = -100
+    pipe.zero_grad()
+    counts = [(part != -100).sum().item() for part in ignored.tensor_split(3)]
+    share = [count / sum(counts) for count in counts]
+    got = pipe.step(x, ignored, lambda out, y: nn.functional.cross_entropy(out.mT, y), share)
+    model = gpt(2)
+    want = nn.functional.cross_entropy(model(x).mT, ignored)
+    want.backward()
+    for name, grad in gradients(pipe.stage).items():
+        torch.testing.assert_close(grad, gradients(model)[name], rtol=1e-4, atol=1e-7)
+    if last:
+        torch.testing.assert_close(loss, dz.next_token_loss(gpt(2)(x), y))
+        torch.testing.assert_close(got, want.detach())
+
+    # tied weights start with the first stage's values, and stay the same bit for bit
+    torch.manual_seed(dist.get_rank())
+    pipe = dz.Pipeline(gpt_stages(dz.GPT(gpt(2).config), 2), gpipe(2, 2))
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.1)
+    for _ in range(3):
+        pipe.step(x, y, dz.next_token_loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    both = [torch.empty_like(pipe.stage.tokens.weight) for _ in range(2)]
+    dist.all_gather(both, pipe.stage.tokens.weight.detach())
+    assert torch.equal(*both)
+
+
+def test_forwards_alone_accumulation_weights_and_tied_weights():
+    dz.launch(more_uses, 2)
+
+
+# ---- what is sent ----
+
+
+def two_steps(world: int, make: Any, m: int) -> None:
+    pipe = dz.Pipeline(gpt_stages(gpt(world, tied=False), world), make(world, m))
+    for _ in range(2):
+        pipe.step(*batch(2 * m), dz.next_token_loss)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_only_activations_are_sent(name):
+    world, m = 3, 4
+    run = dz.launch(two_steps, world, args=(world, SCHEDULES[name], m))
+    activation = 2 * T * WIDTH * 4  # bytes
+    for rank in range(world):
+        sent = Counter(r.bytes_sent for r in run.ledger if r.rank == rank and r.op == "send")
+        cuts = 2 if rank == 1 else 1
+        assert sent.pop(NOTE, 0) == (1 if rank < 2 else 0)
+        assert sent == {activation: 2 * m * cuts}
+        ops = {r.op for r in run.ledger if r.rank == rank}
+        assert ops == {"send", "recv", "all_gather"}  # the last compares schedules, at the start
+
+
+# ---- what is refused ----
+
+
+class Deaf(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+class Short(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:1]
+
+
+def refused(what: str) -> None:
+    x = torch.ones(4, 3)
+    stages: list[nn.Module] = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    schedule, options = one_f_one_b(2, 2), {}
+    if what == "meta":
+        shared = nn.Linear(3, 3, device="meta")
+        stages = [shared, nn.Sequential(nn.ReLU(), shared)]
+    elif what == "deaf":
+        stages[1] = Deaf(3, 3)
+    elif what == "short":
+        stages[0] = Short(3, 3)
+    elif what == "weights":
+        options = {"weights": [1.0]}
+    elif what == "rows":
+        x = x[:1]
+    elif what == "stages":
+        stages.append(nn.Linear(3, 3))
+    elif what == "schedules":
+        schedule = (one_f_one_b, gpipe)[dist.get_rank()](2, 2)
+    pipe = dz.Pipeline(stages, schedule)
+    if what == "mesh":
+        dz.parallelize(pipe, torch.optim.SGD, lr=0.1)
+    if what == "names":
+        mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "pipe"))
+        dz.parallelize(pipe, torch.optim.SGD, mesh=mesh, lr=0.1)
+    pipe.step(x, x, nn.functional.mse_loss, **options)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("deaf", "stage 1 gave its input no gradient"),
+        ("short", "stage 0 returned shape (1, 3) for 2 rows"),
+        ("weights", "1 weights for 2 micro-batches"),
+        ("rows", "inputs must be a tensor of at least 2 rows"),
+        ("stages", "3 stages and a schedule for 2, on a group of 2 ranks"),
+        ("schedules", "the schedules differ between ranks"),
+        ("meta", "is on the meta device and in several stages"),
+        ("mesh", "the mesh has no axis 'pipe'"),
+        ("names", "two stages have a parameter named weight"),
+    ],
+)
+def test_wrong_use_is_refused_in_words(what, words):
+    with pytest.raises(dz.RankFailed, match=re.escape(words)):
+        dz.launch(refused, 2, args=(what,))

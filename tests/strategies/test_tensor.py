@@ -1,0 +1,165 @@
+"""Tensor parallelism: parts of layers, whole results, one all-reduce forward and one backward."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import ddpz_lite as dz
+from ddpz_lite.strategies.mesh import Cut, cuts_of
+from ddpz_lite.strategies.tensor import ColumnLinear, RowLinear
+
+WIDTH, HEADS, T, B, LAYERS = 24, 12, 5, 2, 2
+CONFIG = dz.GPTConfig(vocab_size=7, context=T, layers=LAYERS, heads=HEADS, width=WIDTH, tied=True)
+
+
+def gpt() -> dz.GPT:
+    torch.manual_seed(0)
+    model = dz.GPT(CONFIG)
+    for name, param in model.named_parameters():  # biases too must make a difference
+        if name.endswith("bias"):
+            nn.init.normal_(param)
+    return model
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(7, (B, T + 1), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def local(name: str, whole: Tensor, cuts: dict[str, Cut], like: Tensor) -> Tensor:
+    return cuts[name].of(whole, like.shape) if name in cuts else whole
+
+
+def against_one_process() -> dict[str, int]:
+    whole, model = gpt(), gpt()
+    if dist.get_rank() > 0:
+        nn.init.zeros_(model.tokens.weight)  # rank 0's weights win
+    model = dz.tensor_parallel(model)
+    cuts = cuts_of(model)
+    x, y = batch()
+    dz.next_token_loss(whole(x), y).backward()
+    logits = model(x)
+    torch.testing.assert_close(logits, whole(x))
+    dz.next_token_loss(logits, y).backward()
+    wanted = dict(whole.named_parameters())
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(param.detach(), local(name, wanted[name], cuts, param).detach())
+        grad = local(name, wanted[name].grad, cuts, param)
+        torch.testing.assert_close(param.grad, grad, rtol=1e-4, atol=1e-6)
+    replicated = torch.cat([p.grad.flatten() for n, p in model.named_parameters() if n not in cuts])
+    everyone = [torch.empty_like(replicated) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, replicated)
+    assert all(torch.equal(one, replicated) for one in everyone)  # so that they stay the same
+    return {name: param.numel() for name, param in model.named_parameters()}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_results_of_one_process_from_parts_of_layers(world):
+    whole = {name: param.numel() for name, param in gpt().named_parameters()}
+    cut = re.compile(r".*(qkv|up)\.(weight|bias)|.*(out|down)\.weight")
+    for held in dz.launch(against_one_process, world):
+        assert held == {n: c // world if cut.match(n) else c for n, c in whole.items()}
+
+
+def against_torch() -> None:
+    """The MLP of a block cut by torch and by us; torch cuts no qkv by heads."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    x = torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(2))
+
+    def mlp() -> nn.Sequential:
+        block = gpt().blocks[0]
+        return nn.Sequential(block.up, nn.GELU(), block.down)
+
+    theirs = parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    ours = mlp()
+    ours[0], ours[2] = ColumnLinear(ours[0]), RowLinear(ours[2], mesh)
+    inputs, outputs = [x.clone().requires_grad_() for _ in range(2)], []
+    for model, given in zip((ours, theirs), inputs, strict=True):
+        outputs.append(model(given))
+        outputs[-1].square().sum().backward()
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(given.grad for given in inputs))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        whole, part = other.grad.full_tensor(), other.grad.to_local()
+        other_grad = part if part.shape == mine.shape else whole
+        torch.testing.assert_close(mine.grad, other_grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_same_gradients_as_torch_tensor_parallel(world):
+    dz.launch(against_torch, world)
+
+
+def forward_and_backward(learns: bool) -> None:
+    model = dz.tensor_parallel(gpt())
+    x, y = batch()
+    with torch.set_grad_enabled(learns):
+        loss = dz.next_token_loss(model(x), y)
+    if learns:
+        loss.backward()
+
+
+def test_one_all_reduce_forward_and_one_backward_for_attention_and_for_mlp():
+    counts = {}
+    for learns in (False, True):
+        run = dz.launch(forward_and_backward, 2, args=(learns,))
+        sums = [r for r in run.ledger if r.op == "all_reduce"]
+        counts[learns] = Counter(r.rank for r in sums)
+        assert {r.elements for r in sums} == {B * T * WIDTH}
+        assert {r.op for r in run.ledger} == {"all_reduce", "broadcast"}  # of weights, at the start
+    assert counts[False] == {0: 2 * LAYERS, 1: 2 * LAYERS}
+    assert counts[True] == {0: 4 * LAYERS, 1: 4 * LAYERS}
+
+
+@pytest.mark.parametrize(
+    "cut", [Cut((12, 5), 1, 3, 1), Cut((12, 5), 2, 3, 2), Cut((4, 6), 4, 3, 0)]
+)
+def test_a_cut_knows_its_elements_in_the_whole(cut):
+    whole = torch.arange(60 if cut.shape == (12, 5) else 24).view(cut.shape)
+    parts = [Cut(cut.shape, cut.outer, 3, t).of(whole, (-1,)) for t in range(3)]
+    assert torch.equal(cut.join(parts), whole)
+    mine = parts[cut.part]
+    for start, stop in ((0, mine.numel()), (3, 7), (5, 5)):
+        spans = cut.spans(start, stop)
+        found = [whole.flatten()[a : a + n] for a, n in spans]
+        assert torch.equal(torch.cat([mine[:0], *found]), mine[start:stop])
+
+
+def refused(what: str) -> None:
+    config: dict[str, Any] = {"vocab_size": 7, "context": 4, "layers": 1, "heads": 4, "width": 8}
+    if what == "heads":
+        config["heads"] = 1
+    if what == "dropout":
+        config["dropout"] = 0.1
+    with torch.device("meta" if what == "meta" else "cpu"):
+        model = dz.GPT(dz.GPTConfig(**config))
+    model = dz.tensor_parallel(copy.deepcopy(model))
+    dz.parallelize(model, torch.optim.SGD, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("heads", "1 heads do not divide into 2 ranks"),
+        ("dropout", "tensor_parallel with dropout 0.1"),
+        ("meta", "not one on the meta device"),
+        ("averaged", "the mesh has no axis 'tensor'"),
+    ],
+)
+def test_wrong_use_is_refused_in_words(what, words):
+    with pytest.raises(dz.RankFailed, match=re.escape(words)):
+        dz.launch(refused, 2, args=(what,))

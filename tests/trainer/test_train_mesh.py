@@ -1,0 +1,80 @@
+"""`ddpz train --mesh`: the numbers of one process, and checkpoints that go on at another shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from train_state import write_text
+
+import ddpz_lite as dz
+from ddpz_lite.cli import main
+from ddpz_lite.trainer.loop import train
+from ddpz_lite.trainer.recipe import Recipe
+
+# 61 windows: an epoch ends with a batch in which one data rank has less, or nothing.
+TINY = {"context": 16, "layers": 2, "heads": 2, "width": 8, "batch": 2, "accumulate": 2}
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Recipe:
+    text = write_text(tmp_path / "text", length=1090)
+    return Recipe(text=text, **TINY, steps=12, lr=0.01, warmup=2, validate=6, sample=8)
+
+
+def told(recipe: Recipe) -> tuple[list[float], str]:
+    result = train(recipe)
+    return [*result["losses"], *result["validation"].values()], result["sample"]
+
+
+@pytest.mark.parametrize(("mesh", "stage"), [("2x2x1", 2), ("1x2x2", 0)])
+def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
+    data = int(mesh[0])
+    numbers, sample = told(replace(recipe, batch=2 * data))
+    assert len(numbers) == 14 and numbers[-3] < numbers[0]
+    run = dz.launch(told, 4, args=(replace(recipe, mesh=mesh, stage=stage),), record=False)
+    for found, text in run:
+        assert (found, text) == run[0]
+        assert found == pytest.approx(numbers, abs=2e-4)
+        assert len(text) == len(sample) > 0
+
+
+def test_a_run_goes_on_on_another_mesh(recipe, tmp_path):
+    """Three jobs, each from the checkpoint of the one before, at another shape and stage."""
+    shapes = [("1x2x1", 0), ("2x1x2", 3), ("2x2x1", 1)]
+    kept = replace(recipe, validate=0, sample=0)
+    found, alone = [], []
+    for number, (mesh, stage) in enumerate(shapes, 1):
+        now = replace(kept, steps=4 * number)
+        one = replace(now, batch=4, checkpoint=str(tmp_path / "one"), resume=True)
+        alone += train(one)["losses"]
+        data, pipe, tensor = map(int, mesh.split("x"))
+        many = replace(now, batch=4 // data, mesh=mesh, stage=stage)
+        many = replace(many, checkpoint=str(tmp_path / "many"), resume=True)
+        run = dz.launch(train, data * pipe * tensor, args=(many,), record=False)
+        assert all(result["losses"] == run[0]["losses"] for result in run)
+        found += run[0]["losses"]
+    assert len(found) == 12
+    assert found == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mesh", "2x2"], "--mesh takes DxPxT, as 2x2x2 for 8 ranks, not '2x2'"),
+        (["--mesh", "2x0x2"], "--mesh takes DxPxT"),
+        (["--mesh", "1x3x1"], "--mesh 1x3x1 has 3 stages for --layers 2"),
+        (["--mesh", "1x1x3"], "--mesh 1x1x3: --heads 2 do not divide by 3"),
+        (["--mesh", "1x1x2", "--dropout", "0.1"], "--mesh 1x1x2 cuts heads, and needs --dropout 0"),
+        (["--mesh", "1x1x2", "--ranks", "3"], "--mesh 1x1x2 has 2 ranks, and --ranks says 3"),
+    ],
+)
+def test_a_wrong_mesh_is_one_line_before_any_rank_starts(recipe, options, words, capsys):
+    small = ["--layers", "2", "--heads", "2", "--width", "8", "--text", recipe.text]
+    assert main(["train", *small, "--context", "16", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_ranks_that_others_started_must_fill_the_mesh(recipe):
+    with pytest.raises(dz.RankFailed, match="--mesh 2x2x1 needs 4 ranks, and there are 2"):
+        dz.launch(train, 2, args=(replace(recipe, mesh="2x2x1"),), record=False)

@@ -119,10 +119,10 @@ def _devices(axes: Any, groups: dict[str, list[int]]) -> None:
         look = LOOKS[axis] if axis else Look("#E4E4DC", "", "")
         y, x = divmod(rank, PER_NODE)
         colour = INK if rank == 0 else look.color
-        axes.bar(x, 0.86, bottom=y - 0.43, width=0.86, color=colour, hatch=look.hatch,
-                 edgecolor=look.edge if axis else colour, linewidth=0)  # fmt: skip
+        axes.bar(x, 0.86, bottom=y - 0.43, width=0.86, color=colour, linewidth=0)
         if axis:
-            axes.text(x, y, axis[0].upper(), ha="center", va="center", fontsize=8, color=INK)
+            ink = "white" if axis == "data" else INK
+            axes.text(x, y, axis[0].upper(), ha="center", va="center", fontsize=8, color=ink)
     axes.text(0, 0, "0", ha="center", va="center", fontsize=8, color="white")
     axes.set_xlim(-0.6, PER_NODE - 0.4)
     axes.set_ylim(NODES - 0.4, -0.6)

@@ -201,6 +201,8 @@ def _tensors(
     if rank == 0:
         tensors |= {f"buffer/{name}": b for name, b in plain(model).named_buffers()}
     for name, here in held.items() if optimizer is not None else ():
+        if not here.part.tensor.numel():
+            continue  # others hold it; a step counter may be here, which loading does not restore
         for key, value in optimizer.state.get(here.key, {}).items():
             if value is None:
                 continue

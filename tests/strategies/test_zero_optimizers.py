@@ -153,7 +153,10 @@ def test_optimizers_that_count_in_their_groups_equal_one_process():
         for key, got in found.items():
             assert got["equal"], key
             alone, ours = got["options"]
-            assert alone == ours, key
+            assert ours.keys() == alone.keys(), key
+            for name, value in alone.items():  # BLAS sums by the memory's alignment
+                value = pytest.approx(value) if isinstance(value, float) else value
+                assert ours[name] == value, (key, name)
         assert found["ScheduleFree", 2]["options"][1]["k"] == 4
         assert found["Prodigy", 0]["options"][1]["d"] > 1e-2
 

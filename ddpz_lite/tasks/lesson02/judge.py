@@ -219,8 +219,8 @@ def _ring_value(seen: Observed, number: int) -> str | None:
                     f"element {first} on it is not. Does every chunk go all the way round, does "
                     "the last, shorter one, and is each message waited for before it is used?"
                 )
-            named = any(told.endswith(words) for words in mistakes)
-            if not named and _ring_traffic(seen, number):
+            divided = told.endswith("An all-reduce with SUM gives the sum.")
+            if not divided and _ring_traffic(seen, number):
                 return (
                     f"{told} The messages are those of a ring. Is what comes added, and is each "
                     "message waited for before it is used?"

@@ -20,7 +20,15 @@ def ready_made():
     yield lambda: torch.nn.parallel.DistributedDataParallel(model)
     yield lambda: fsdp().fully_shard(torch.nn.Linear(2, 2))
     yield lambda: fsdp().FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id="cpu")
+    yield lambda: parallel("pipelining").PipelineStage(model, 0, 1, torch.device("cpu"))
+    yield lambda: parallel("tensor.parallel").parallelize_module(model, mesh(), {})
     yield lambda: zero1().ZeRO1(model.parameters(), torch.optim.SGD)
+
+def mesh():
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+
+def parallel(name):
+    return importlib.import_module(f"torch.distributed.{name}")
 
 def zero1():
     import ddpz_lite.strategies.zero1

@@ -1,0 +1,673 @@
+"""Wrong answers to lesson 14 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+GRADIENTS = ("gradients and loss of the whole batch",)
+LIVE = ("a stage keeps at most p - stage micro-batches",)
+TIME = ("no stage waits longer than it must",)
+TRAFFIC = ("only activations and their gradients travel",)
+LAYER = ("result and gradients of the whole layer",)
+CALLS = ("one all-reduce forward, one backward",)
+HELD = ("a rank keeps its own hidden units alone",)
+NUMBERS = ("seconds and bytes are those of the plan",)
+FITS = ("the plan fits the memory",)
+EDGE = ("one device, a tight fit, and nothing fits",)
+FAST = ("within 5% of the best",)
+
+ONE_F_ONE_B = """
+def one_f_one_b(stage, shapes, inputs, targets):
+    rank, world, micros = dist.get_rank(), dist.get_world_size(), len(shapes)
+    first, last = rank == 0, rank == world - 1
+    dtype = next(stage.parameters()).dtype
+    total = sum(target.numel() for target in targets) if last else None
+    kept, sending, losses = {{}}, [], []
+
+    def received(shape, source):
+        mailbox = torch.empty(shape, dtype=dtype)
+        dist.recv(mailbox, src=source)
+        return mailbox
+
+    def send(tensor, rank):
+        {send}
+
+    def forward(i):
+        x = inputs[i] if first else {received}
+        y = stage(x)
+        if last:
+            y = {loss}
+            losses.append(y.item())
+        else:
+            send({sent}, rank + 1)
+        kept[i] = x, y
+
+    def backward(i):
+        x, y = kept.{kept}
+        {before}
+        y.backward(None if last else received(y.shape, rank + 1))
+        if not first:
+            send({back}, rank - 1)
+
+    ahead = {ahead}
+    {order}
+    for message in sending:
+        message.wait()
+    return {said} if last else None
+"""
+SOLVED = {
+    "send": "sending.append(dist.isend(tensor, dst=rank))",
+    "received": "received(shapes[i], rank - 1).requires_grad_()",
+    "loss": "(y - targets[i]).square().sum() / total",
+    "sent": "y.detach()",
+    "kept": "pop(i)",
+    "before": "pass",
+    "back": "x.grad",
+    "ahead": "min(world - rank - 1, micros)",
+    "order": """for i in range(micros + ahead):
+        if i < micros:
+            forward(i)
+        if i >= ahead:
+            backward(i - ahead)""",
+    "said": "sum(losses)",
+}
+
+
+def pipe(**wrong):
+    return ONE_F_ONE_B.format(**(SOLVED | wrong))
+
+
+GATED = """
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        {copy}
+        return total
+
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part):
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        {reduce}
+
+
+class GatedMLP(torch.nn.Module):
+    def __init__(self, gate, up, down, bias):
+        super().__init__()
+        rank, world = dist.get_rank(), dist.get_world_size()
+
+        def own(weight, dim):
+            return torch.nn.Parameter({own})
+
+        self.gate, self.up, self.down = own(gate, 0), own(up, 0), own(down, 1)
+        self.bias = torch.nn.Parameter(bias.clone())
+
+    def forward(self, x):
+        {forward}
+"""
+SOLVED_MLP = {
+    "copy": "dist.all_reduce(total)",
+    "reduce": "return gradient",
+    "own": "weight.tensor_split(world, dim)[rank].clone()",
+    "forward": """x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T) + self.bias""",
+}
+
+
+def gated(**wrong):
+    return GATED.format(**(SOLVED_MLP | wrong))
+
+
+PLACE = """
+from itertools import permutations
+
+
+def place(job):
+    ranks = job["nodes"] * job["per_node"]
+    message = 2 * job["tokens"] * job["width"]
+
+    def seconds(plan):
+        size, link, inside = dict(plan), {{}}, 1
+        for axis, n in plan:
+            inside *= n
+            link[axis] = {link}
+        d, p, t = size["data"], size["pipeline"], size["tensor"]
+        one = 6 * job["params"] * job["tokens"] / (p * t * job["flops"])
+        one += 4 * (job["layers"] / p) * 2 * (t - 1) / t * message / link["tensor"]
+        if p > 1:
+            one += 2 * message / link["pipeline"]
+        gradients = 2 * (d - 1) / d * 2 * job["params"] / (p * t) / link["data"]
+        return {step}
+
+    def held(d, p, t):
+        micros = {micros}
+        layer = 34 * job["tokens"] * job["width"]
+        return 16 * job["params"] / (p * t) + micros * layer * (job["layers"] / p) / t
+
+    plans = []
+    for t in range(1, ranks + 1):
+        for p in range(1, ranks // t + 1):
+            d = ranks // (t * p)
+            if d * t * p != ranks or {divides}:
+                continue
+            if {fits}:
+                plans += {orders}
+    if not plans:
+        return {nothing}
+    plan = {best}
+    size = dict(plan)
+    return {answer}
+"""
+SOLVED_PLACE = {
+    "link": 'job["far"] if job["per_node"] % inside else job["near"]',
+    "step": '(job["batch"] // d + p - 1) * one + gradients',
+    "micros": 'min(p, job["batch"] // d)',
+    "fits": 'held(d, p, t) <= job["memory"]',
+    "divides": 'job["layers"] % p or job["heads"] % t or job["batch"] % d',
+    "orders": 'permutations([("data", d), ("pipeline", p), ("tensor", t)])',
+    "nothing": "None",
+    "best": "list(min(plans, key=seconds))",
+    "answer": 'plan, seconds(plan), held(size["data"], size["pipeline"], size["tensor"])',
+}
+
+
+def placed(**wrong):
+    return PLACE.format(**(SOLVED_PLACE | wrong))
+
+
+WRONG = {
+    "14.one_f_one_b": [
+        Wrong("GPipe", pipe(ahead="micros"), "which is GPipe", LIVE),
+        Wrong("one at a time", pipe(ahead="0"), "One micro-batch at a time", TIME),
+        Wrong(
+            "as many ahead on every stage",
+            pipe(ahead="min(world - 1, micros)"),
+            "are enough",
+            LIVE,
+        ),
+        Wrong(
+            "one ahead too few",
+            pipe(ahead="min(max(world - rank - 2, 0), micros)"),
+            "if a forward takes 1 and a backward 2",
+            TIME,
+        ),
+        Wrong(
+            "the mean losses are added",
+            pipe(loss="(y - targets[i]).square().mean()"),
+            "is the gradient of the sum of the micro-batches' mean losses",
+            GRADIENTS,
+        ),
+        Wrong(
+            "a mean of means",
+            pipe(loss="(y - targets[i]).square().mean() / micros"),
+            "a small micro-batch counts as much as a large one",
+            GRADIENTS,
+        ),
+        Wrong(
+            "squares never divided",
+            pipe(loss="(y - targets[i]).square().sum()"),
+            "it was never divided by their number",
+            GRADIENTS,
+        ),
+        Wrong(
+            "gradients cleared for each micro-batch",
+            pipe(before="stage.zero_grad()"),
+            "has the share of the last micro-batch alone",
+            GRADIENTS,
+        ),
+        Wrong(
+            "gradients cleared at the start",
+            pipe(ahead="min(world - rank - 1, micros)\n    stage.zero_grad()"),
+            "what .grad held before must stay in it",
+            ("a second step adds to the gradients",),
+        ),
+        Wrong(
+            "both send first and wait",
+            pipe(send="dist.send(tensor, dst=rank)"),
+            "waits in",
+            GRADIENTS,
+        ),
+        Wrong(
+            "the graph is cut",
+            pipe(
+                received="received(shapes[i], rank - 1)",
+                back="torch.zeros_like(x)",
+            ),
+            "does the gradient of it go back to the left",
+            GRADIENTS,
+        ),
+        Wrong(
+            "float32 whatever comes",
+            pipe().replace("next(stage.parameters()).dtype", "torch.float32"),
+            "of float64",
+            ("another dtype",),
+        ),
+        Wrong(
+            "more micro-batches than stages assumed",
+            pipe(
+                ahead="world - rank - 1",
+                order="""for i in range(ahead):
+        forward(i)
+    for i in range(ahead, micros):
+        forward(i)
+        backward(i - ahead)
+    for i in range(max(micros - ahead, 0), micros):
+        backward(i)""",
+            ),
+            "IndexError",
+            ("fewer micro-batches than stages",),
+        ),
+        Wrong(
+            "the loss of the last micro-batch",
+            pipe(said="losses[-1]"),
+            "The loss that the last rank returns",
+            GRADIENTS,
+        ),
+        Wrong(
+            "a barrier at the end",
+            pipe().replace(
+                "    for message in sending:",
+                "    dist.barrier()\n    for message in sending:",
+            ),
+            "Stages send to their neighbours, no more",
+            TRAFFIC,
+        ),
+    ],
+    "14.column_row": [
+        Wrong(
+            "hidden units are gathered in between",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        sizes = [0] * dist.get_world_size()
+        sizes[dist.get_rank()] = hidden.shape[-1]
+        sizes = torch.tensor(sizes)
+        dist.all_reduce(sizes)
+        places = hidden.split(hidden.shape[-1], -1)
+        parts = [places[0] if r == dist.get_rank() else hidden.new_zeros(*x.shape[:-1], n)
+                 for r, n in enumerate(sizes.tolist())]
+        every = Reduce.apply(torch.cat(parts, -1)).split(sizes.tolist(), -1)
+        return Reduce.apply(every[dist.get_rank()] @ self.down.T) + self.bias""",
+            ),
+            "elements; expected is",
+            CALLS,
+        ),
+        Wrong(
+            "silu of partial sums",
+            gated(
+                forward="""rank, world = dist.get_rank(), dist.get_world_size()
+        x = x.tensor_split(world, -1)[rank]
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T) + self.bias"""
+            ).replace(
+                "own(gate, 0), own(up, 0), own(down, 1)",
+                "own(gate, 1), own(up, 1), torch.nn.Parameter(down.clone())",
+            ),
+            "silu would see parts of sums",
+            LAYER,
+        ),
+        Wrong(
+            "the bias before the sum",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T + self.bias)"""
+            ),
+            "has the bias once for each rank",
+            LAYER,
+        ),
+        Wrong(
+            "a share of the bias before the sum",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return Reduce.apply(hidden @ self.down.T + self.bias / dist.get_world_size())"""
+            ),
+            "is smaller by the number of ranks",
+            LAYER,
+        ),
+        Wrong(
+            "the input's gradient stays local",
+            gated(copy="pass"),
+            "is this rank's part of it",
+            LAYER,
+        ),
+        Wrong(
+            "the result's gradient is added up, too",
+            gated(
+                reduce="total = gradient.clone()\n        dist.all_reduce(total)\n"
+                "        return total"
+            ),
+            "larger by the number of ranks",
+            LAYER,
+        ),
+        Wrong(
+            "x enters twice",
+            gated(
+                forward="""gate, up = Copy.apply(x) @ self.gate.T, Copy.apply(x) @ self.up.T
+        hidden = torch.nn.functional.silu(gate) * up
+        return Reduce.apply(hidden @ self.down.T) + self.bias"""
+            ),
+            "Gate and up read the same x",
+            CALLS,
+        ),
+        Wrong(
+            "replicated",
+            gated(
+                own="weight.clone()",
+                forward="""hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return hidden @ self.down.T + self.bias""",
+            ),
+            "nothing is divided",
+            LAYER,
+        ),
+        Wrong(
+            "views of the whole weights",
+            gated(own="weight.tensor_split(world, dim)[rank]"),
+            "its own weights take at most",
+            HELD,
+        ),
+        Wrong(
+            "the sum is left out",
+            gated(
+                forward="""x = Copy.apply(x)
+        hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
+        return hidden @ self.down.T + self.bias"""
+            ),
+            "is this rank's partial sum",
+            LAYER,
+        ),
+        Wrong(
+            "rounded up, as chunk does",
+            gated(own="weight.chunk(world, dim)[rank].clone()"),
+            "its hidden units are",
+            ("called again, with other shapes, and an x that needs no gradient",),
+        ),
+    ],
+    "14.place": [
+        Wrong(
+            "tensor parallel across nodes",
+            placed(orders='[(("data", d), ("pipeline", p), ("tensor", t))]'),
+            "Which axis should stay inside a node",
+            FAST,
+        ),
+        Wrong(
+            "data on the fast links",
+            placed(orders='[(("data", d), ("tensor", t), ("pipeline", p))]'),
+            "Which axis should stay inside a node",
+            FAST,
+        ),
+        Wrong("memory forgotten", placed(fits="True"), "GB are needed, a device has", FITS),
+        Wrong(
+            "activations forgotten",
+            placed(micros="0"),
+            "is without the activations",
+            NUMBERS,
+        ),
+        Wrong(
+            "one micro-batch kept",
+            placed(micros="1"),
+            "counts the activations of one micro-batch",
+            NUMBERS,
+        ),
+        Wrong(
+            "more stages than layers",
+            placed(divides='job["heads"] % t or job["batch"] % d'),
+            "some would have none",
+            NUMBERS,
+        ),
+        Wrong(
+            "always the same",
+            'def place(job):\n    return [("tensor", 8), ("pipeline", 4), ("data", 1)], 1.0, 1.0\n',
+            "is wrong",
+            NUMBERS,
+        ),
+        Wrong(
+            "bubble forgotten",
+            placed(step='job["batch"] // d * one + gradients'),
+            "is without the bubble",
+            NUMBERS,
+        ),
+        Wrong(
+            "all links are fast",
+            placed(link='job["near"]'),
+            "takes all links for fast",
+            NUMBERS,
+        ),
+        Wrong(
+            "gradients forgotten",
+            placed(step='(job["batch"] // d + p - 1) * one'),
+            "is without the gradients",
+            NUMBERS,
+        ),
+        Wrong(
+            "the first that fits",
+            placed(best="list(plans[0])"),
+            "times as long as it could",
+            FAST,
+        ),
+        Wrong(
+            "data parallel as far as it goes",
+            placed(best="list(max(plans, key=lambda plan: dict(plan)['data']))"),
+            "times as long as it could",
+            FAST,
+        ),
+        Wrong(
+            "an empty plan if nothing fits",
+            placed(nothing="[]"),
+            "the answer is None",
+            NUMBERS,
+        ),
+        Wrong(
+            "the plan alone",
+            placed(answer="plan[:2]"),
+            "must be three things",
+            NUMBERS,
+        ),
+        Wrong(
+            "sizes without axes",
+            placed(answer="[n for _, n in plan], 1.0, 1.0"),
+            "must be a list of three pairs",
+            NUMBERS,
+        ),
+    ],
+}
+
+# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "14.one_f_one_b": {
+        "not, and the loss is the mean of": (*GRADIENTS, ""),
+        "There may be fewer micro-batches than stages": ("fewer micro-batches than stages", "few"),
+        "added to what `.grad` held before": ("a second step adds to the gradients", "again"),
+        "never keeps more than min(p − stage, m) micro-batches": (*LIVE, ""),
+        "no stage waits longer than it must": (*TIME, ""),
+        "a message each, between neighbours": (*TRAFFIC, ""),
+        "What was handed in stays as it is": ("inputs and weights stay as they are", ""),
+        "Returns the loss on the last rank": (*GRADIENTS, ""),
+        "Make one training step in the order of": (*TIME, ""),
+        "the shape of what enters this stage": None,
+        "of the dtype of the stage's parameters": ("another dtype", "other"),
+    },
+    "14.column_row": {
+        "need not be as large as the others": (*LAYER, ""),
+        "They are the same on all ranks": None,
+        "x: (..., width), the same on all ranks": None,
+        "Returns (..., width), the same on all ranks": (*LAYER, ""),
+        "On every rank the result is the layer's": (*LAYER, ""),
+        "each weight has the gradient of its part": (*LAYER, ""),
+        "one all-reduce in forward and one in backward": (*CALLS, ""),
+        "none in backward if x needs no": (*CALLS, "again"),
+        "and nothing else of the whole ones": (*HELD, ""),
+    },
+    "14.place": {
+        "if its groups never cross a node": (*NUMBERS, ""),
+        "micro-batches, of one sample each": (*NUMBERS, ""),
+        "The sizes must multiply to the number of devices": (*NUMBERS, ""),
+        "together with its seconds": (*NUMBERS, ""),
+        "at most `memory`": (*FITS, ""),
+        "at most 5% longer than the fastest that fits": (*FAST, ""),
+        "None if nothing fits": (*EDGE, "edge"),
+        "`job` stays as it is": ("the job stays as it is", ""),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+WAITED = "gloo keeps what isend sends and delivers it unasked; nobody writes into it again"
+EQUIVALENT = {
+    "14.one_f_one_b": {
+        "`sending.append` -> `sending.count`": WAITED,
+        "`sending.append` -> `sending.count` (#2)": WAITED,
+        "`for message in sending: message.wait()` -> dropped": WAITED,
+        "`for message in sending: message.wait()` -> [:1]": WAITED,
+        "`for message in sending: message.wait()` -> [-1:]": WAITED,
+        "`for message in sending: message.wait()` -> [:-1]": WAITED,
+        "`for message in sending: message.wait()` -> [1:]": WAITED,
+        "`message.wait()` -> dropped": WAITED,
+        "`message.wait()` -> `message`": WAITED,
+        "`y.detach()` -> `y`": "a message is values, not the graph",
+        "`0.0` -> `1.0` (#2)": "the last rank alone returns what is added up",
+        "`loss += forward(i)` -> `loss -= forward(i)`": "the last rank never goes ahead",
+    },
+    "14.column_row": {
+        "`gradient.clone()` -> `gradient`": "nobody else has this sum of two gradients",
+        "`part.clone()` -> `part`": "a product keeps its factors for backward, not its result",
+        "`bias.clone()` -> `bias`": "every rank has the whole bias; nobody changes it here",
+    },
+    "14.place": {
+        "`range(1, ranks + 1)` -> `range(1, ranks + 1 + 1)`": "one more does not divide",
+        "`range(1, ranks // t + 1)` -> `range(1, ranks // t + 1 + 1)`": "nor here",
+        "`1` -> `2` (#4)": "one more rank does not divide",
+        "`1` -> `2` (#6)": "nor here",
+        "`ranks // t` -> `ranks`": "those beyond give no data rank, and are passed over",
+    },
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "14.one_f_one_b": [
+        (
+            "actions as a list, messages in pairs",
+            """
+def one_f_one_b(stage, shapes, inputs, targets):
+    rank, p, m = dist.get_rank(), dist.get_world_size(), len(shapes)
+    dtype = next(stage.parameters()).dtype
+    ahead = min(p - rank - 1, m)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(m - ahead):
+        order += [("F", ahead + i), ("B", i)]
+    order += [("B", i) for i in range(m - ahead, m)]
+    kept, handles, loss = {}, [], torch.zeros((), dtype=dtype)
+    for kind, i in order:
+        if kind == "F":
+            if rank == 0:
+                x = inputs[i]
+            else:
+                x = torch.empty(shapes[i], dtype=dtype)
+                dist.irecv(x, src=rank - 1).wait()
+                x.requires_grad_()
+            y = stage(x)
+            if rank == p - 1:
+                error = torch.nn.functional.mse_loss(y, targets[i], reduction="sum")
+                y = error / sum(t.numel() for t in targets)
+                loss += y.detach()
+            else:
+                handles += dist.batch_isend_irecv([dist.P2POp(dist.isend, y.detach(), rank + 1)])
+            kept[i] = (x, y)
+        else:
+            x, y = kept.pop(i)
+            upstream = None
+            if rank < p - 1:
+                upstream = torch.empty_like(y)
+                dist.recv(upstream, src=rank + 1)
+            torch.autograd.backward(y, upstream)
+            if rank > 0:
+                handles.append(dist.isend(x.grad, dst=rank - 1))
+    [handle.wait() for handle in handles]
+    return float(loss) if rank == p - 1 else None
+""",
+        ),
+    ],
+    "14.column_row": [
+        (
+            "hooks in place of autograd functions",
+            """
+class GatedMLP(torch.nn.Module):
+    def __init__(self, gate, up, down, bias):
+        super().__init__()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        bounds = [0]
+        for part in range(world):
+            bounds.append(bounds[-1] + len(gate) // world + (part < len(gate) % world))
+        own = slice(bounds[rank], bounds[rank + 1])
+        for name, value in dict(gate=gate[own], up=up[own], down=down[:, own], bias=bias).items():
+            self.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
+
+    def forward(self, x):
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(self.added)
+        linear = torch.nn.functional.linear
+        hidden = torch.nn.functional.silu(linear(x, self.gate)) * linear(x, self.up)
+        part = linear(hidden, self.down)
+        with torch.no_grad():
+            missing = self.added(part) - part
+        return part + missing + self.bias
+
+    def added(self, tensor):
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+""",
+        ),
+    ],
+    "14.place": [
+        (
+            "sizes first, then the best order",
+            """
+import itertools
+
+
+def place(job):
+    n = job["nodes"] * job["per_node"]
+    a = 2 * job["tokens"] * job["width"]
+    best, found = float("inf"), None
+    for d, p in itertools.product(range(1, n + 1), repeat=2):
+        if n % (d * p):
+            continue
+        t = n // (d * p)
+        if job["layers"] % p or job["heads"] % t or job["batch"] % d:
+            continue
+        m = job["batch"] // d
+        held = 16 * job["params"] / p / t
+        held += min(p, m) * 34 * job["tokens"] * job["width"] * job["layers"] / p / t
+        if held > job["memory"]:
+            continue
+        for order in itertools.permutations([["tensor", t], ["pipeline", p], ["data", d]]):
+            product, speed = 1, {}
+            for axis, size in order:
+                product *= size
+                speed[axis] = job["near"] if job["per_node"] % product == 0 else job["far"]
+            time = 6 * job["params"] * job["tokens"] / p / t / job["flops"]
+            time += 8 * job["layers"] / p * (t - 1) / t * a / speed["tensor"]
+            time += 2 * a / speed["pipeline"] * (p > 1)
+            time = time * (m + p - 1) + 4 * (d - 1) / d * job["params"] / p / t / speed["data"]
+            if time < best:
+                best, found = time, ([tuple(pair) for pair in order], time, held)
+    return found
+""",
+        ),
+    ],
+}

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from ..data import Corpus, corpus
 from ..launcher import device as this_device
@@ -31,7 +32,7 @@ from ..strategies.parallelize import parallelize
 from .batches import Batch, Batches
 from .log import Log
 from .recipe import Recipe
-from .saving import Saver
+from .saving import Saver, TrainingError
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 BETAS = (0.9, 0.95)
@@ -137,10 +138,20 @@ def build(recipe: Recipe, text: Corpus) -> GPT:
 
 def shard(recipe: Recipe, gpt: GPT) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
+    world, mesh = Comm().world, None
+    size = recipe.shard_size or world
+    if world % size:
+        raise TrainingError(
+            f"--shard-size {size} does not divide the {world} ranks. Cure: a divisor; best is the "
+            "number of ranks on a machine."
+        )
+    if size < world:
+        mesh = init_device_mesh(this_device().type, (world // size, size))
     return parallelize(
         gpt,
         torch.optim.AdamW,
         recipe.stage,
+        mesh=mesh,
         mixed_precision=DTYPES[recipe.precision],
         param_groups=partial(groups, weight_decay=recipe.weight_decay),
         lr=recipe.lr,

@@ -54,6 +54,12 @@ class Recipe:
     dropout: float = _option("model", 0.0, "probability, from 0 up to but not 1", at_least=0)
 
     stage: int = _option("ranks", 0, "0 is DDP; 1, 2, 3 are ZeRO", choices=range(4))
+    shard_size: int = _option(
+        "ranks",
+        0,
+        "ranks that share the shards, neighbours; more are replicas (hybrid); 0: all ranks",
+        at_least=0,
+    )
     precision: str = _option(
         "ranks",
         "fp32",

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from ..data import Corpus, corpus
 from ..launcher import device as this_device
@@ -36,7 +37,7 @@ from .batches import Batch, Batches
 from .log import Log
 from .mesh import mesh_of, nats_through, pipeline_of
 from .recipe import Recipe
-from .saving import Saver
+from .saving import Saver, TrainingError
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 BETAS = (0.9, 0.95)
@@ -159,6 +160,15 @@ def shard(
     recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh | None = None
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
+    world, mesh = Comm().world, None
+    size = recipe.shard_size or world
+    if world % size:
+        raise TrainingError(
+            f"--shard-size {size} does not divide the {world} ranks. Cure: a divisor; best is the "
+            "number of ranks on a machine."
+        )
+    if size < world:
+        mesh = init_device_mesh(this_device().type, (world // size, size))
     return parallelize(
         gpt if mesh is None else pipeline_of(recipe, gpt, mesh),
         torch.optim.AdamW,

@@ -69,6 +69,12 @@ class Recipe:
         "second, with --accumulate micro-batches, heads and MLP cut along the third",
         kind=mesh_shape,
     )
+    shard_size: int = _option(
+        "ranks",
+        0,
+        "ranks that share the shards, neighbours; more are replicas (hybrid); 0: all ranks",
+        at_least=0,
+    )
     precision: str = _option(
         "ranks",
         "fp32",

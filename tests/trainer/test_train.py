@@ -28,6 +28,7 @@ from ddpz_lite.trainer.batches import Batches
 from ddpz_lite.trainer.interval import best_interval, lost_share
 from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
 from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
+from ddpz_lite.trainer.saving import TrainingError
 
 # 61 windows: 15 micro-batches of 2 ranks x 2 windows, then one with a single window for rank 0.
 TINY = {"context": 16, "layers": 1, "heads": 2, "width": 8, "batch": 2, "sample": 0, "validate": 0}
@@ -123,6 +124,17 @@ def test_unequal_batches_train_as_one_process_on_all_of_them(text, stage, world)
     for part in parts:
         assert part == parts[0]  # the same numbers on all ranks
         assert part == pytest.approx(whole, abs=2e-4)
+
+
+def test_shards_of_two_and_replicas_train_as_one_process(text):
+    recipe = tiny(text, steps=4, stage=3, shard_size=2)
+    parts = dz.launch(losses, 4, args=(recipe,), record=False)
+    whole = losses(replace(recipe, batch=8, stage=0, shard_size=0))
+    for part in parts:
+        assert part == parts[0]
+        assert part == pytest.approx(whole, abs=2e-4)
+    with pytest.raises(TrainingError, match="--shard-size 2 does not divide the 1 ranks"):
+        train(recipe)
 
 
 # ---- deterministic, and resumed bit for bit ----

@@ -5,7 +5,8 @@ Notebooks are shown with the results that are stored in them. Nothing runs and n
 Sphinx reads one folder, so the pages are gathered in one first: this folder's, `lessons/` and
 `exercises/`. In the copies of notebooks the title has the lesson's number, for the list beside the
 page; code that JupyterLab keeps folded is folded here too; the words for a kernel without the
-course are left out; and some widgets can be turned (see states.py).
+course are left out; some widgets can be turned (see states.py); and the cells that prove an answer
+have a mark, to which the pages of questions lead (see questions.py).
 """
 
 import argparse
@@ -14,10 +15,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import questions
 import states
 from sphinx.cmd.build import build_main
 
 from ddpz_lite.course import start
+from ddpz_lite.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = ("conf.py", "docstrings.py", "searching.py")
@@ -31,6 +34,8 @@ WIDGET = """\
 def gather(source: Path) -> None:
     """Copy the pages to the folder `source`, those of book/ to its top."""
     widgets: dict[str, dict] = {}
+    proved = proofs(ROOT / "lessons")
+    marks = questions.targets(proved)
     for folder, patterns in PAGES.items():
         into = source if folder == "book" else source / folder
         into.mkdir(parents=True, exist_ok=True)
@@ -38,11 +43,16 @@ def gather(source: Path) -> None:
             if path.suffix == ".ipynb":
                 notebook = json.loads(path.read_text(encoding="utf-8"))
                 adapt(notebook, path.name.partition("_")[0], widgets)
+                if folder == "lessons":
+                    mark(notebook, path.name, marks)
                 (into / path.name).write_text(json.dumps(notebook), encoding="utf-8")
             elif path.is_file():
                 shutil.copy(path, into)
     if (ROOT / "README.md").exists():
         shutil.copy(ROOT / "README.md", source / "README.inc")  # parts of it are in pages
+    (source / "questions").mkdir(exist_ok=True)
+    for name, page in questions.pages(proved).items():
+        (source / f"questions/{name}.md").write_text(page, encoding="utf-8")
     text = f"window.dzStates = {json.dumps(widgets)};\n"
     (source / "states.js").write_text(text, encoding="utf-8")
 
@@ -69,6 +79,18 @@ def adapt(notebook: dict, number: str, widgets: dict[str, dict]) -> None:
                 cell["outputs"].append(made)
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"].setdefault("tags", []).append("hide-input")
+
+
+def mark(notebook: dict, file: str, marks: dict[tuple[str, str], str]) -> None:
+    """Put a mark before each cell that the pages of questions link to."""
+    marked = []
+    for cell in notebook["cells"]:
+        if (file, cell.get("id")) in marks:
+            name = marks[file, cell["id"]]
+            words = f"({name})=\n<span></span>"  # something must follow a mark
+            marked.append({"cell_type": "markdown", "id": name, "metadata": {}, "source": words})
+        marked.append(cell)
+    notebook["cells"] = marked
 
 
 def build(to: Path) -> int:

@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     _bench_command(commands)
     _exercise_commands(commands)
     _author_commands(commands)
+    _explain_command(commands)
+    _gym_command(commands)
 
     from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
 
@@ -90,6 +92,25 @@ def _bench_command(commands) -> None:
         "--targets",
         action="store_true",
         help="launch, wire, checks and steps, each beside what it should take",
+    )
+
+
+def _explain_command(commands) -> None:
+    explain = _command(
+        commands,
+        "explain",
+        "say of a trace or of flight records which call differed, who was late, what was exposed",
+        "ddpz explain trace.json, or ddpz explain /tmp/flight_record_*",
+    )
+    explain.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a trace of run.trace(); or a flight record of torch's for each rank; or their folder",
+    )
+    explain.add_argument("--step", default="step", metavar="SPAN", help="a step's name (step)")
+    explain.add_argument(
+        "--data", nargs="+", default=["data"], metavar="SPAN", help="spans that load data (data)"
     )
 
 
@@ -172,6 +193,22 @@ def _exercise_commands(commands) -> None:
         metavar="NN",
         help="forget it all, or these lessons; what was kept goes to a file beside",
     )
+
+
+def _gym_command(commands) -> None:
+    gym = _command(
+        commands,
+        "gym",
+        "ask the questions and myths of interviews that are due, and some new ones",
+        "ddpz gym --topic zero --new 3",
+    )
+    gym.add_argument("--new", type=_count, default=5, help="new cards (default 5)")
+    gym.add_argument("--topic", default=None, metavar="WORD", help="of the topic's name, as zero")
+    gym.add_argument("--only", choices=["questions", "myths"], default=None)
+    gym.add_argument("--language", choices=["en", "zh"], default="en", help="en or zh (Chinese)")
+    gym.add_argument("--mock", action="store_true", help="an interview: twelve cards, a report")
+    gym.add_argument("--seed", type=int, default=None, help="with --mock: the same cards again")
+    gym.add_argument("--standing", action="store_true", help="ask nothing; say how you stand")
 
 
 def _grade_command(commands) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import nbformat
 
+from ..gym import bank
 from .catalogue import CAN_WAIT, NUMBER
 from .start import START, without
 
@@ -45,8 +46,8 @@ ANYWHERE = {"predict", "picture"}  # between the problem and the bug, wherever t
 LEAST_PREDICTIONS = 4
 DIFFICULTIES = ("easy", "medium", "hard")
 MOST_LEARN, MOST_MAKES = 90, 30  # characters that the tables and the picture have room for
-# What a cell may settle: (the letter, how many there are, whether it takes a run).
-SETTLES = {"answers": ("Q", 78, True), "busts": ("M", 168, True), "teaches": ("T", 119, False)}
+SETTLES = {"answers": "Q", "busts": "M", "teaches": "T"}  # what a cell may settle, and its letter
+BY_RUN = ("answers", "busts")  # and what takes a cell that runs
 MOST_CELLS, MOST_CODE_LINES = 70, 500  # an honest hour; blank lines do not count
 SHORTER = "drawing goes into show/, what stood before into built/, or make it two notebooks"
 LEAST_ALT = 15  # characters: shorter says that there is a picture, not what it shows
@@ -230,16 +231,16 @@ def ten_parts(notebook) -> Iterator[str]:
 
 
 def settles(notebook) -> Iterator[str]:
-    """What cells say that they answer, bust or teach has a number that exists, and was run."""
+    """What cells say that they answer, bust or teach stands in the bank, and was run."""
+    there = bank.cards().keys() | bank.topics().keys()
     for position, cell in enumerate(notebook.cells):
         said = cell.metadata.get("ddpz", {})
-        for key, (letter, most, by_run) in SETTLES.items():
+        for key, letter in SETTLES.items():
             for number in said.get(key, []):
-                found = re.fullmatch(rf"{letter}(\d+)", str(number))
                 where = f"cell {position}: {key!r} {number!r}"
-                if not found or not 1 <= int(found[1]) <= most:
-                    yield f"{where} is none of {letter}1 to {letter}{most}"
-                elif by_run and cell.cell_type != "code":
+                if number not in there or not number.startswith(letter):
+                    yield f"{where} is no {letter} of ddpz_lite/gym/bank/"
+                elif key in BY_RUN and cell.cell_type != "code":
                     yield f"{where} stands in text; it takes a cell that runs"
 
 

@@ -57,19 +57,22 @@ class Progress:
 
     def save(self) -> None:
         """Write the file whole or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {task: asdict(mark) for task, mark in sorted(self.marks.items())}, indent=1
-        )
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+        marks = {task: asdict(mark) for task, mark in sorted(self.marks.items())}
+        write_whole(self.path, json.dumps(marks, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole or not at all; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
 
 
 def own_work() -> bool:

@@ -74,6 +74,8 @@ def line_figure(
             axes.set_yscale("log")
             heights = [value for _, b in series.values() for value in b]
             if max(heights) < 10 * min(heights):  # no power of ten between them: 3.2, not 3.2 x 10⁰
+                if max(heights) > 8 * min(heights):  # there is room for 2 and 5 alone
+                    axes.set_yscale("log", subs=[2, 5])
                 for set_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                     set_format("{x:.3g}")
         elif min(min(b) for _, b in series.values()) >= 0:

@@ -8,37 +8,33 @@ from typing import Any
 from .charts import line_figure
 from .page import Table
 
-STEPS = 60
+STEPS, HIGHEST = 60, 3.0  # of the figure
 
 
-def distances(rate: float, delay: int, steps: int = STEPS) -> list[float]:
-    """|w| after each step of w <- w - rate · (w of `delay` updates ago), from w = 1 on."""
+def path(rate: float, delay: int, steps: int = STEPS) -> list[float]:
+    """w after each step of w <- w - rate · (w of `delay` updates ago), from w = 1 on."""
     w = [1.0] * (delay + 1)
     for _ in range(steps):
         w.append(w[-1] - rate * w[-1 - delay])
-    return [abs(value) for value in w[delay:]]
+    return w[delay:]
 
 
 def delay(delay: int, rate: float) -> tuple[Any, str, Table]:
-    """Figure, alt text and table of |w| against the step, for `show.explore`; the curvature is 1.
+    """Figure, alt text and table of w against the step, for `show.explore`; the curvature is 1.
 
     Source of the limit: Arjevani, Shamir and Srebro, "A Tight Convergence Analysis for Stochastic
     Gradient Descent with Delayed Updates", 2018.
     """
     limit = 2 * math.sin(math.pi / (4 * delay + 2))
     word = "shrinks" if rate < limit else "grows"
-    return line_figure(
-        {
-            f"delay {delay}, rate {rate}": (
-                range(STEPS + 1),
-                [max(d, 1e-6) for d in distances(rate, delay)],
-            )
-        },
+    fig, alt, table = line_figure(
+        {f"delay {delay}, rate {rate}": (range(STEPS + 1), path(rate, delay))},
         x="step",
-        y="|w|",
-        log="y",
+        y="w",
         marks=False,
-        at={"where it began": 1.0},
+        at={"": 0.0},
         title=f"The limit is {limit:.3f}: w {word}",
-        alt=f"|w| over {STEPS} steps with delay {delay} and rate {rate}: it {word}.",
+        alt=f"w over {STEPS} steps with delay {delay} and rate {rate}: it {word}.",
     )
+    fig.axes[0].set_ylim(-HIGHEST, HIGHEST)
+    return fig, alt, table

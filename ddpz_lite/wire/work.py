@@ -137,11 +137,14 @@ class Wired(Work):
 
     # -- what torch calls --------------------------------------------------------------------------
 
-    def wait(self, timeout: timedelta = FOREVER) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the result may be used. Raises what the backend raised."""
+        if timeout is None:  # from Python; C++ goes on to ask for the future, see `Tap.keep`
+            self._tap.unwaited.pop(self, None)
+            timeout = FOREVER
         if self._over:
             return True
-        board = self._tap.board
+        board, began = self._tap.board, time.monotonic()
         on_board = threading.get_ident() == self._tap.main_thread
         if on_board:
             bounded = self._position["bounded"] or timeout != FOREVER
@@ -158,6 +161,8 @@ class Wired(Work):
         self._over = True
         if self._done is None:
             self._finish_here()
+        if on_board:
+            self._entry.waited = (began, time.monotonic())
         return True
 
     def _wait_inside(self, timeout: timedelta) -> None:
@@ -199,12 +204,15 @@ class Wired(Work):
         return self._error if self._error is not None else self._inner.exception()
 
     def get_future(self) -> torch.futures.Future:
+        self._tap.unwaited.pop(self, None)
         if self._done is None or self._transfer is None:
             return self._inner.get_future()
         with self._tap.futures:
             first, self._future = self._future is None, self._future or torch.futures.Future()
             here = self._done.is_set()
-        if first and here:
+        if first and self._over:  # DDP's reducer has waited, and asks for the value at once
+            self._complete()
+        elif first and here:
             self._complete_in_time()
         return self._future
 

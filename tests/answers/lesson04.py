@@ -3,34 +3,42 @@
 from answers import Wrong
 
 ONCE = ("each sample once, on one rank",)
-AS_MANY = ("as many batches on each rank",)
-WORK = ("about as many tokens in each batch",)
+AS_MANY = ("as many batches on each rank, and few",)
+WITHIN = ("no batch above the budget",)
+WORK = ("in a step about as many tokens on each rank",)
 MIXED = ("other batches in another epoch",)
 NO_TRACE = ("nothing sent, nothing changed",)
 
 BUCKETS = """
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed({seed})
     order = torch.randperm(len(lengths), generator=dice).tolist()
-    groups, before = [[] for _ in range(steps)], 0
-    for i in order:
-        groups[before * steps // sum(lengths)].append(i)
-        before += lengths[i]
-    mine = []
-    for group in groups:
-        parts, tokens = [[] for _ in range(world)], [0] * world
-        for i in {first}:
-            fewest = tokens.index(min(tokens))
-            parts[fewest].append(i)
-            tokens[fewest] += {cost}
-        mine.append(parts[rank])
+    steps, fits = {steps}, False
+    while not fits:
+        groups, before = [[] for _ in range(steps)], 0
+        for i in order:
+            groups[before * steps // sum(lengths)].append(i)
+            before += lengths[i]
+        mine, fullest = [], 0
+        for group in groups:
+            parts, tokens = [[] for _ in range(world)], [0] * world
+            for i in {first}:
+                fewest = tokens.index(min(tokens))
+                parts[fewest].append(i)
+                tokens[fewest] += {cost}
+            mine.append(parts[rank])
+            fullest = max(fullest, *tokens)
+        fits = {fits}
+        steps += 1
     {end}
 """
 SOLVED_BUCKETS = {
     "seed": "seed + epoch",
+    "steps": "-(-sum(lengths) // (budget * world))",
     "first": "sorted(group, key=lambda i: -lengths[i])",
     "cost": "lengths[i]",
+    "fits": "fullest <= budget",
     "end": "return mine",
 }
 
@@ -39,10 +47,12 @@ def buckets(**wrong):
     return BUCKETS.format(**(SOLVED_BUCKETS | wrong))
 
 
+# Where a deal is wrong in another way, one step more than the fewest makes room.
 SORTED = """
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed(seed + epoch)
+    steps = -(-sum(lengths) // (budget * world)) + 1
     batches, tokens = [[] for _ in range(steps * world)], [0] * (steps * world)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fewest = tokens.index(min(tokens))
@@ -53,18 +63,20 @@ def token_buckets(lengths, steps, epoch, seed):
 """
 
 STRIDE = """
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed(seed + epoch)
+    steps = -(-sum(lengths) // (budget * world)) + 1
     order = torch.randperm(len(lengths), generator=dice).tolist()
     mine = order[rank::world]
     return [mine[step::steps] for step in range(steps)]
 """
 
 OVER_THE_EPOCH = """
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed(seed + epoch)
+    steps = -(-sum(lengths) // (budget * world)) + 1
     order = torch.randperm(len(lengths), generator=dice).tolist()
     parts, tokens = [[] for _ in range(world)], [0] * world
     for i in sorted(order, key=lambda i: -lengths[i]):
@@ -77,23 +89,31 @@ def token_buckets(lengths, steps, epoch, seed):
 """
 
 SNAKE = """
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator().manual_seed(1000003 * seed + epoch)
     order = torch.randperm(len(lengths), generator=dice).tolist()
-    total, before, groups = sum(lengths), 0, [[]]
-    for i in order:
-        if before * steps >= total * len(groups):
-            groups.append([])
-        groups[-1].append(i)
-        before += lengths[i]
     there_and_back = [*range(world), *reversed(range(world))]
-    mine = []
-    for group in groups:
-        group.sort(key=lambda i: lengths[i], reverse=True)
-        places = enumerate(group)
-        mine.append([i for place, i in places if there_and_back[place % (2 * world)] == rank])
-    return mine
+
+    def batches(steps):
+        total, before, groups = sum(lengths), 0, [[]]
+        for i in order:
+            if before * steps >= total * len(groups):
+                groups.append([])
+            groups[-1].append(i)
+            before += lengths[i]
+        for group in groups:
+            group.sort(key=lambda i: lengths[i], reverse=True)
+            places = list(enumerate(group))
+            yield [
+                [i for place, i in places if there_and_back[place % (2 * world)] == r]
+                for r in range(world)
+            ]
+
+    for steps in range(1, len(lengths)):
+        dealt = list(batches(steps))
+        if all(sum(lengths[i] for i in batch) <= budget for step in dealt for batch in step):
+            return [step[rank] for step in dealt]
 """
 
 # ---- 04.work_queue ----
@@ -126,8 +146,8 @@ def queue(**wrong):
 
 # ---- 04.stop_together ----
 
-ONE_WISH = ("one rank's wish stops all, after that step",)
-ODD_WISHES = ("wishes together, at once, or never",)
+MAJORITY = ("wishes of more than half stop all, after that step",)
+ODD_WISHES = ("ties, wishes of other steps, and none",)
 ASKED = ("each rank is asked once after each step",)
 ONE_NUMBER = ("one collective of one number a step",)
 
@@ -145,10 +165,8 @@ def stop(*lines):
     return STOP.format(decide="\n        ".join(lines))
 
 
-REDUCED = (
-    "wish = torch.tensor(float(wants_to_stop()))",
-    "dist.all_reduce(wish, op=dist.ReduceOp.MAX)",
-)
+ADDED_UP = ("wishes = torch.tensor(int(wants_to_stop()))", "dist.all_reduce(wishes)")
+ENOUGH = "if 2 * wishes > dist.get_world_size():"
 
 WRONG = {
     "04.token_buckets": [
@@ -169,6 +187,26 @@ WRONG = {
             buckets().replace("for i in order:", "for i in order[: len(order) // world * world]:"),
             "the tail neither",
         ),
+        Wrong("steps for the mean, and no look at the fullest", buckets(fits="True"),
+              "look at it, and take one step more", WITHIN),
+        Wrong("the budget of all ranks together", buckets(steps="-(-sum(lengths) // budget)"),
+              "The budget is that of one rank", AS_MANY),
+        Wrong("two steps more, to be safe",
+              buckets(steps="-(-sum(lengths) // (budget * world)) + 2"),
+              "and one more is allowed.", AS_MANY),
+        Wrong("rank after rank, each to the brim", """
+def token_buckets(lengths, budget, epoch, seed):
+    dice = torch.Generator().manual_seed(seed + epoch)
+    batches, tokens = [[]], 0
+    for i in torch.randperm(len(lengths), generator=dice).tolist():
+        if tokens + lengths[i] > budget:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(i)
+        tokens += lengths[i]
+    batches += [[] for _ in range(-len(batches) % dist.get_world_size())]
+    return batches[dist.get_rank() :: dist.get_world_size()]
+""", "has nothing in step", AS_MANY),
         Wrong("a seed of its own for each rank", buckets(seed="seed + epoch + rank"),
               "never from the rank"),
         Wrong("the epoch is forgotten", buckets(seed="seed"), "have the very same batches", MIXED),
@@ -195,8 +233,7 @@ WRONG = {
 from ddpz_lite import data
 
 
-def token_buckets(lengths, steps, epoch, seed):
-    budget = max(max(lengths), sum(lengths) // (steps * dist.get_world_size()))
+def token_buckets(lengths, budget, epoch, seed):
     sampler = data.TokenBudgetSampler(lengths, budget, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
@@ -206,7 +243,7 @@ def token_buckets(lengths, steps, epoch, seed):
         Wrong(
             "rank 0 tells its order",
             buckets().replace(
-                "    groups, before", "    dist.broadcast_object_list(order)\n    groups, before"
+                "    steps, fits", "    dist.broadcast_object_list(order)\n    steps, fits"
             ),
             "nothing has to be sent",
             NO_TRACE,
@@ -263,8 +300,8 @@ def work_queue(store, tokens, gradient, zeros):
         Wrong(
             "with few texts, who has none leaves",
             queue(
-                end="if not done and len(tokens) < dist.get_world_size():\n        return total\n    "
-                + SOLVED_QUEUE["end"]
+                end="if not done and len(tokens) < dist.get_world_size():\n"
+                "        return total\n    " + SOLVED_QUEUE["end"]
             ),
             "without calling it",
             ONE_SUM,
@@ -308,46 +345,70 @@ def work_queue(store, tokens, gradient, zeros):
             take="while (i := store.add('next', 1)) < len(tokens)"), "Nobody worked on text 0"),
     ],
     "04.stop_together": [
-        Wrong("a break of its own", stop("if wants_to_stop():"), "in all_reduce #4", ONE_WISH),
+        Wrong("a break of its own", stop("if wants_to_stop():"), "in all_reduce #2", MAJORITY),
+        Wrong(
+            "the others' wishes, and one's own",
+            stop("wish = wants_to_stop()", "wishes = torch.tensor(int(wish))",
+                 "dist.all_reduce(wishes)", ENOUGH.replace("if", "if wish and")),
+            "in all_reduce #8",
+            MAJORITY,
+        ),
+        Wrong(
+            "any rank's wish",
+            stop("wish = torch.tensor(float(wants_to_stop()))",
+                 "dist.all_reduce(wish, op=dist.ReduceOp.MAX)", "if wish:"),
+            "One wish alone ended it",
+            MAJORITY,
+        ),
+        Wrong(
+            "all ranks' wish",
+            stop("wish = torch.tensor(float(wants_to_stop()))",
+                 "dist.all_reduce(wish, op=dist.ReduceOp.MIN)", "if wish:"),
+            "It waited until all wished it",
+            MAJORITY,
+        ),
+        Wrong("half is enough", stop(*ADDED_UP, ENOUGH.replace(">", ">=")),
+              "Half of the ranks ended it", ODD_WISHES),
+        Wrong("a world of 3", stop(*ADDED_UP, "if wishes >= 2:"), "It took two wishes", ODD_WISHES),
+        Wrong(
+            "who has wished once wishes for ever",
+            stop("wished = (taken > 1 and wished) or wants_to_stop()",
+                 "wishes = torch.tensor(int(wished))", "dist.all_reduce(wishes)", ENOUGH),
+            "Wishes of earlier steps were counted",
+            ODD_WISHES,
+        ),
         Wrong(
             "rank 0 decides",
             stop("wish = torch.tensor(float(wants_to_stop()))", "dist.broadcast(wish, src=0)",
                  "if wish:"),
-            "of whichever rank, is enough",
-            ONE_WISH,
-        ),
-        Wrong("a barrier alone", stop("wish = wants_to_stop()", "dist.barrier()", "if wish:"),
-              "in all_reduce #8", ONE_WISH),
-        Wrong(
-            "the sum compared with one",
-            stop("wish = torch.tensor(float(wants_to_stop()))", "dist.all_reduce(wish)",
-                 "if wish == 1:"),
-            "wished to stop after step 2 together",
-            ODD_WISHES,
+            "It went by rank 0's wish",
+            MAJORITY,
         ),
         Wrong(
-            "every step but the first",
-            stop(*REDUCED, "if wish and taken > 1:"),
-            "wished to stop after step 1 together",
-            ODD_WISHES,
+            "a step late",
+            stop("ending = taken > 1 and ended", *ADDED_UP, "ended = " + ENOUGH[3:-1],
+                 "if ending:"),
+            "A wish is obeyed before the next step",
+            MAJORITY,
         ),
         Wrong(
             "asked twice",
-            stop("if wants_to_stop():", "    pass", *REDUCED, "if wish:"),
+            stop("if wants_to_stop():", "    pass", *ADDED_UP, ENOUGH),
             "ask once after each step",
             ASKED,
         ),
         Wrong(
             "as an object",
             stop("wishes = [None] * dist.get_world_size()",
-                 "dist.all_gather_object(wishes, wants_to_stop())", "if any(wishes):"),
+                 "dist.all_gather_object(wishes, wants_to_stop())",
+                 "if 2 * sum(wishes) > len(wishes):"),
             "one each will do",
             ONE_NUMBER,
         ),
         Wrong(
             "the whole model's worth",
-            stop("wish = torch.full((8,), float(wants_to_stop()))",
-                 "dist.all_reduce(wish, op=dist.ReduceOp.MAX)", "if wish[0]:"),
+            stop("wishes = torch.full((8,), float(wants_to_stop()))", "dist.all_reduce(wishes)",
+                 ENOUGH.replace("wishes", "wishes[0]")),
             "one number from each rank",
             ONE_NUMBER,
         ),
@@ -365,22 +426,27 @@ RIGHT = {
 import heapq
 
 
-def token_buckets(lengths, steps, epoch, seed):
+def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
     dice = torch.Generator()
     dice.manual_seed(seed * 4096 + epoch)
     order = torch.randperm(len(lengths), generator=dice)
     sums = torch.tensor(lengths)[order].cumsum(0) - torch.tensor(lengths)[order]
-    step_of = sums * steps // sum(lengths)
-    mine = []
-    for step in range(steps):
-        parts = [(0, place, []) for place in range(world)]
-        samples = order[step_of == step].tolist()
-        for i in sorted(samples, key=lengths.__getitem__, reverse=True):
-            tokens, place, part = heapq.heappop(parts)
-            heapq.heappush(parts, (tokens + lengths[i], place, [*part, i]))
-        mine.append(sorted(parts, key=lambda p: p[1])[(rank + step) % world][2])
-    return mine
+    steps = (sum(lengths) - 1) // (budget * world)
+    while True:
+        steps += 1
+        step_of = sums * steps // sum(lengths)
+        mine, most = [], 0
+        for step in range(steps):
+            parts = [(0, place, []) for place in range(world)]
+            samples = order[step_of == step].tolist()
+            for i in sorted(samples, key=lengths.__getitem__, reverse=True):
+                tokens, place, part = heapq.heappop(parts)
+                heapq.heappush(parts, (tokens + lengths[i], place, [*part, i]))
+            mine.append(sorted(parts, key=lambda p: p[1])[(rank + step) % world][2])
+            most = max([most] + [tokens for tokens, _, _ in parts])
+        if most <= budget:
+            return mine
 """,
         ),
     ],
@@ -421,15 +487,15 @@ def work_queue(store, tokens, gradient, zeros):
     ],
     "04.stop_together": [
         (
-            "a sum, and a while",
+            "a mean, and a while",
             """
 def stop_together(step, wants_to_stop, most):
-    taken, wish = 0, torch.zeros(1, dtype=torch.int64)
-    while taken < most and not wish.item():
+    taken, share = 0, torch.zeros(1)
+    while taken < most and share.item() <= 0.5:
         step()
         taken += 1
-        wish.fill_(int(wants_to_stop()))
-        dist.all_reduce(wish)
+        share.fill_(wants_to_stop() / dist.get_world_size())
+        dist.all_reduce(share)
     return taken
 """,
         ),
@@ -444,8 +510,21 @@ def stop_together(step, wants_to_stop, most):
         if taken == most:
             break
         dist.all_gather(list(every.split(1)), mine)
-        if every.any():
+        if every.sum() > len(every) // 2:
             break
+    return taken
+""",
+        ),
+        (
+            "for or against",
+            """
+def stop_together(step, wants_to_stop, most):
+    for taken in range(1, most + 1):
+        step()
+        balance = torch.tensor(1 if wants_to_stop() else -1, dtype=torch.int8)
+        dist.all_reduce(balance)
+        if balance > 0:
+            return taken
     return taken
 """,
         ),
@@ -456,16 +535,19 @@ def stop_together(step, wants_to_stop, most):
 
 PROMISES = {
     "04.token_buckets": {
-        "Deal samples of unequal length so that nobody waits": None,
+        "so that no batch has more tokens than that, and nobody waits": (*WITHIN, ""),
         "each sample comes exactly once": (*ONCE, ""),
-        "All ranks get `steps` batches, none of them empty": (*AS_MANY, ""),
+        "All ranks get the same number of batches, none of them empty": (*AS_MANY, ""),
+        "as all tokens would fill on all ranks, rounded up, or one more": (*AS_MANY, "equal"),
         "1.05 times the tokens that the ranks have on average": (*WORK, ""),
         "nothing is sent": (*NO_TRACE, ""),
         "The same epoch and seed give the same batches again": (*MIXED, ""),
         "not more than a third do so again": (*MIXED, ""),
         "The global random generators stay as they are": (*NO_TRACE, ""),
         "the same on all ranks": None,  # of what is handed in
-        "There are many samples for each batch, or all have one length": (*WORK, "equal"),
+        "There are many samples for each batch, or all have one length": (*WITHIN, "equal"),
+        "the most tokens of a batch": (*WITHIN, ""),
+        "No sample is longer": None,  # of what is handed in
     },
     "04.work_queue": {
         "no text is dealt beforehand: all ranks share a counter": (*NO_WAIT, ""),
@@ -485,13 +567,15 @@ PROMISES = {
         "(P,) of the same dtype": None,
     },
     "04.stop_together": {
-        "All ranks stop after the same step": (*ONE_WISH, "one"),
-        "the first after which any of them wished it": (*ODD_WISHES, "odd"),
-        "After each step ask the rank once": (*ASKED, "one"),
+        "One rank's bad evaluation shall not end the run of all": (*MAJORITY, "majority"),
+        "more than half of the ranks wish to stop after the same step": (*ODD_WISHES, "odd"),
+        "Then all stop, after that step": (*MAJORITY, "majority"),
+        "or after the last that is allowed": (*ODD_WISHES, "odd"),
+        "After each step ask the rank once": (*ASKED, "majority"),
         "at most one collective a step, to which each rank gives one number": (*ONE_NUMBER, "odd"),
-        "on every rank the same number": (*ONE_WISH, "one"),
+        "on every rank the same number": (*MAJORITY, "majority"),
         "all ranks must take as many": None,  # of what is handed in
-        "It may be another answer each time": (*ASKED, "odd"),
+        "a wish holds for the step after which it was asked": (*ODD_WISHES, "odd"),
         "the most steps, at least 1": (*ODD_WISHES, "odd"),
     },
 }
@@ -512,13 +596,11 @@ EQUIVALENT = {
         "`range(world)` -> `range(world + 1)`": "a part more, to which nothing is ever given",
         "`0` -> `1` (#2)": OFFSET,
         "`0` -> `-1` (#2)": OFFSET,
+        "`0` -> `-1` (#3)": "every step has tokens, so the fullest is above both",
         "`parts[fewest]` -> `parts[fewest - 1]`": ROTATED,
         "`parts[rank]` -> `parts[rank - 1]`": ROTATED,
     },
     "04.stop_together": {
-        "`dist.all_reduce(wish, op=dist.ReduceOp.MAX)` -> `dist.all_reduce(wish)`": (
-            "a sum of wishes is zero where nobody wishes, as their maximum is"
-        ),
-        "`dist.ReduceOp.MAX` -> `dist.ReduceOp.SUM`": "the same",
+        "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },
 }

@@ -211,6 +211,16 @@ WRONG = {
             loses=SENT,
         ),
         Wrong(
+            "written over where two ranks share a place",
+            top_k(
+                collect="mean = torch.zeros_like(total)\n"
+                "    where = torch.cat(gather(places.int())).long()\n"
+                "    mean[where] += torch.cat(gather(total[places]))\n    mean /= world"
+            ),
+            says="has one rank's value alone where several sent the same place",
+            loses=SENT,
+        ),
+        Wrong(
             "a dense mask: zeros travel, too",
             top_k(
                 collect="mean = torch.zeros_like(total)\n    mean[places] = total[places]\n"
@@ -250,8 +260,28 @@ WRONG = {
                 add="scale = gather(scale.view(1)).mean()\n"
                 "    mean = parts.sum(0, dtype=torch.int8) * scale / world"
             ),
-            says="Do sums stay below 127",
+            says="adds up int8 of several scales",
             loses=HOPS,
+        ),
+        Wrong(
+            "an all-reduce of int8",
+            """
+def int8_mean(gradient):
+    top = gradient.abs().max()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    scale = top.clamp(min=1e-30) / 127
+    steps = (gradient / scale).round().to(torch.int8)
+    dist.all_reduce(steps)
+    return steps * scale / dist.get_world_size()
+""",
+            says="adds up int8 of one scale",
+            loses=HOPS,
+        ),
+        Wrong(
+            "no scale for zeros",
+            int8_mean(scale="scale = values.abs().max() / 127"),
+            says="0 / 0 is no number",
+            loses=ODD,
         ),
         Wrong(
             "own scale for the others' parts",
@@ -280,7 +310,7 @@ WRONG = {
         Wrong(
             "the largest becomes -128",
             int8_mean(scale=SCALE.replace("127", "128")),
-            says="Do sums stay below 127",
+            says="Is every step within -127 to 127",
             loses=HOPS,
         ),
         Wrong(
@@ -645,11 +675,6 @@ EQUIVALENT = {
     },
     "06.int8_mean": {
         "`127` -> `126`": "what is judged is the error, and one step in 127 hardly adds to it",
-        "`scale = torch.where(scale > 0, scale, torch.ones_like(sca...` -> dropped": (
-            "0 / 0 is nan, which is 0 as int8; 0 times 0 is 0"
-        ),
-        "`scale > 0` -> `scale >= 0`": "the same",
-        "`0` -> `-1` (#3)": "the same",
         "`torch.ones_like(scale)` -> `torch.ones_like(scale, dtype=torch.float32)`": (
             "where takes the wider dtype"
         ),

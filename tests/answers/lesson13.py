@@ -194,6 +194,23 @@ class Checkpoints:
             loses=KILLS,
         ),
         Wrong(
+            "every rank writes the pointer",
+            save(
+                point=(
+                    "if dist.get_rank() == 0:\n            self.disk.write",
+                    "if True:\n            self.disk.write",
+                )
+            ),
+            says="both changed the file kept.new",
+            loses=LOADED,
+        ),
+        Wrong(
+            "every rank cleans up",
+            save(clean=("if dist.get_rank() == 0:\n            for", "if True:\n            for")),
+            says="-0 between two barriers",
+            loses=LOADED,
+        ),
+        Wrong(
             "the pointer before the data",
             save(POINT, WRITE, MEET, MEET, CLEAN_UP),
             says="The pointer comes after a barrier",
@@ -489,6 +506,7 @@ PROMISES = {
         "done whole or not at all": None,
         "the names of all files": None,
         "which raises an error where a rank has died": None,
+        "or remove the same file between two barriers would race": (*LOADED, ""),
         "Every rank has a shard": None,
         "every rank calls it": (*LOADED, ""),
         "None if there is none": (*LOADED, ""),
@@ -521,15 +539,10 @@ PROMISES = {
 
 # ---- mutants of the solution that are right ----
 
-ALL_RANKS = "the disk takes one operation after the other, so the same ones by all ranks do no harm"
 EQUIVALENT = {
     "13.atomic_save": {
         "`self.disk.barrier()` -> twice": "to meet once more changes nothing",
         "`self.disk.barrier()` -> twice (#2)": "the same",
-        "`if dist.get_rank() == 0: self.disk.write('kept.new', kept...` -> if True": ALL_RANKS,
-        "`dist.get_rank()` -> `0`": ALL_RANKS,
-        "`if dist.get_rank() == 0: for name in self.disk.names(): i...` -> if True": ALL_RANKS,
-        "`dist.get_rank()` -> `0` (#2)": ALL_RANKS,
         "`for name in self.disk.names(): if '-' in name and int(nam...` -> [:-1]": "names come in "
         "order, and the last one is always 'kept'",
     },

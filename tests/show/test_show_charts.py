@@ -42,6 +42,18 @@ def test_lines_hold_their_numbers_and_names(drawn):
     assert "3" in heights and not any("times" in words for words in heights)
 
 
+def test_heights_of_nearly_a_power_of_ten_have_labels_with_room():
+    """0.1, 0.2, 0.5 and 1; with 0.6 to 0.9 as well they lay upon each other."""
+    series = {"a": ([1, 10, 100], [0.91, 0.2, 0.1])}
+    fig, _, _ = charts.line_figure(series, x="x", y="y", alt="falls", log="xy")
+    fig.canvas.draw()
+    (axes,) = fig.axes
+    low, high = axes.get_ylim()
+    ticks = [*axes.get_yticks(), *axes.get_yticks(minor=True)]
+    shown = sorted(round(tick, 3) for tick in ticks if low <= tick <= high)
+    assert {0.1, 0.2, 0.5} <= set(shown) <= {0.1, 0.2, 0.5, 1.0}
+
+
 def test_a_line_may_keep_its_height_until_the_next_point():
     for steps, style in ((True, "steps-post"), (False, "default")):
         fig, _, _ = charts.line_figure(SERIES, x="x", y="y", alt="rises", steps=steps)

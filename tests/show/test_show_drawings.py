@@ -9,7 +9,7 @@ from ddpz_lite.show.accumulation import accumulation, ways
 from ddpz_lite.show.balance import balance, larger_models
 from ddpz_lite.show.bucket_sizes import bucket_sizes
 from ddpz_lite.show.changes import memory_changes
-from ddpz_lite.show.delay import delay, distances
+from ddpz_lite.show.delay import delay, path
 from ddpz_lite.show.fsdp2 import FUNCTIONS, METHODS, places, watched
 from ddpz_lite.show.side_by_side import side_by_side
 
@@ -122,8 +122,8 @@ def test_bucket_sizes_draw_one_step_and_compare_all():
 @pytest.mark.parametrize(("late", "limit"), [(0, 2.0), (1, 1.0), (2, 0.618), (8, 0.1845)])
 def test_old_gradients_shrink_below_the_limit_and_grow_above_it(late, limit):
     """2 sin(pi / (4 delay + 2)): two, one, the golden ratio less one."""
-    assert max(distances(0.97 * limit, late, 4000)[-50:]) < 0.1
-    assert max(distances(1.03 * limit, late, 4000)[-50:]) > 10
+    assert max(map(abs, path(0.97 * limit, late, 4000)[-50:])) < 0.1
+    assert max(map(abs, path(1.03 * limit, late, 4000)[-50:])) > 10
     for rate, word in ((round(0.9 * limit, 3), "shrinks"), (round(1.1 * limit, 3), "grows")):
         fig, alt, table = delay(late, rate)
         fig.canvas.draw()

@@ -19,7 +19,7 @@ from ...wire import span
 
 
 def token_buckets(answer: Callable[..., Any], *, calls: list[list[Any]]) -> dict[str, Any]:
-    """calls: the arguments of each: lengths, steps, epoch, seed."""
+    """calls: the arguments of each: lengths, budget, epoch, seed."""
     torch.manual_seed(7)
     before, changed, dealt = _generators(), [], []
     for arguments in calls:

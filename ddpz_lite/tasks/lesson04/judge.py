@@ -15,8 +15,10 @@ from ...grade.vocabulary import explain, silent, world_name
 
 # -- 04.token_buckets ------------------------------------------------------------------------------
 
-UNEQUAL = {1: (163, 4), 2: (121, 4), 3: (121, 4), 4: (163, 4)}  # by world: samples, steps
-RANK, STEP = 1.05, 1.1  # of the mean rank of a step, and of the mean step: in none more
+# By world: samples, and the steps that their tokens would fill.
+UNEQUAL = {1: (163, 4), 2: (161, 4), 3: (181, 4), 4: (221, 4)}
+TIGHT, ROOMY = 1.002, 1.06  # budgets, of what the tokens take in so many steps
+EQUAL = 1.05  # of the mean of a step's ranks: in none more
 PARTNERS = 1 / 3  # of the pairs in a batch, at most, are one again in another epoch
 EPOCHS = (0, 1, 6)  # then epoch 0 again, then of another seed
 
@@ -28,13 +30,20 @@ def _bucket_cases(rng: torch.Generator) -> list[Case]:
         samples, steps = UNEQUAL[world]
         lengths = (torch.randperm(900, generator=rng)[:samples] + 20).tolist()  # all different
         seed = int(torch.randint(1000, (), generator=rng))
-        calls = [[lengths, steps, epoch, seed] for epoch in (*EPOCHS, 0)]
-        calls.append([lengths, steps, 0, seed + 1000])
-        calls.append([lengths[: samples * 3 // 4], steps - 1, 2, seed])
+        fewer = lengths[: samples * 3 // 4]
+
+        def budget(of: list[int], steps: int, room: float) -> int:
+            return int(room * sum(of) / (world * steps)) + 1
+
+        tight = budget(lengths, steps, TIGHT)
+        calls = [[lengths, tight, epoch, seed] for epoch in (*EPOCHS, 0)]
+        calls.append([lengths, tight, 0, seed + 1000])
+        calls.append([lengths, budget(lengths, steps, ROOMY), 0, seed])
+        calls.append([fewer, budget(fewer, steps - 1, TIGHT), 2, seed])
         return Case(f"{world_name(world)}, {samples} samples", [{"calls": calls}] * world)
 
     def equal(world: int, steps: int, each: int) -> Case:
-        calls = [[[7] * (world * steps * each), steps, epoch, 3] for epoch in (0, 1)]
+        calls = [[[7] * (world * steps * each), 7 * each, epoch, 3] for epoch in (0, 1)]
         says = f"{world_name(world)}, all of one length"
         return Case(says, [{"calls": calls}] * world, "equal")
 
@@ -54,9 +63,9 @@ def _batches(seen: Observed, call: int) -> Batches | str:
 
 def _each_call(judge: Callable[[Batches, list[int], int], str | None]):
     def over_calls(seen: Observed) -> str | None:
-        for number_, (lengths, steps, epoch, _) in enumerate(seen.case.inputs[0]["calls"]):
+        for number_, (lengths, budget, epoch, _) in enumerate(seen.case.inputs[0]["calls"]):
             batches = _batches(seen, number_)
-            wrong = batches if isinstance(batches, str) else judge(batches, lengths, steps)
+            wrong = batches if isinstance(batches, str) else judge(batches, lengths, budget)
             if wrong:
                 return f"Epoch {epoch}: {wrong}"
         return None
@@ -65,7 +74,7 @@ def _each_call(judge: Callable[[Batches, list[int], int], str | None]):
 
 
 @_each_call
-def _once(batches: Batches, lengths: list[int], steps: int) -> str | None:
+def _once(batches: Batches, lengths: list[int], budget: int) -> str | None:
     every = Counter(chain(*chain(*batches)))
     world, samples = len(batches), len(lengths)
     if set(every) - set(range(samples)):
@@ -86,45 +95,62 @@ def _once(batches: Batches, lengths: list[int], steps: int) -> str | None:
 
 
 @_each_call
-def _as_many(batches: Batches, lengths: list[int], steps: int) -> str | None:
-    counts = [len(mine) for mine in batches]
+def _as_many(batches: Batches, lengths: list[int], budget: int) -> str | None:
+    counts, world = [len(mine) for mine in batches], len(batches)
     if len(set(counts)) > 1:
         return (
             f"the ranks have {', '.join(map(str, counts))} batches. Whoever has one more waits in "
             "it for ever."
         )
-    if counts[0] != steps:
-        return f"each rank has {counts[0]} batches, and {steps} were asked for."
     for rank, mine in enumerate(batches):
         if [] in mine:
             return f"rank {rank} has nothing in step {mine.index([])}."
+    fewest = -(-sum(lengths) // (world * budget))
+    if counts[0] > fewest + 1:
+        each = " The budget is that of one rank, not of all." if counts[0] >= world * fewest else ""
+        return (
+            f"each rank has {counts[0]} batches. All tokens would fill {fewest}, and one more is "
+            f"allowed.{each}"
+        )
     return None
 
 
 @_each_call
-def _equal_work(batches: Batches, lengths: list[int], steps: int) -> str | None:
+def _within(batches: Batches, lengths: list[int], budget: int) -> str | None:
+    fewest = -(-sum(lengths) // (len(batches) * budget))
+    for rank, mine in enumerate(batches):
+        for step, batch in enumerate(mine):
+            tokens = sum(lengths[i] for i in batch)
+            if tokens > budget:
+                more = (
+                    " What fits on the mean rank does not fit on the fullest: look at it, and take "
+                    "one step more."
+                )
+                return (
+                    f"in step {step} rank {rank} has {tokens} tokens, and there is room for "
+                    f"{budget}.{more if len(mine) <= fewest else ''}"
+                )
+    return None
+
+
+@_each_call
+def _equal_work(batches: Batches, lengths: list[int], budget: int) -> str | None:
     tokens = [[sum(lengths[i] for i in batch) for batch in mine] for mine in batches]
     world, samples = len(batches), [len(batch) for batch in chain(*batches)]
     for step, ranks in enumerate(zip(*tokens, strict=True)):
         most, mean = max(ranks), sum(ranks) / world
-        if most <= RANK * mean:
+        if most <= EQUAL * mean:
             continue
         rank = ranks.index(most)
         wrong = f"in step {step} rank {rank} has {most} tokens, {most / mean:.2f} times the mean"
         if max(samples) - min(samples) <= 1:
             return f"{wrong}. All batches have as many samples; but it is tokens that take time."
-        if max(map(sum, tokens)) <= RANK * sum(lengths) / world:
+        if max(map(sum, tokens)) <= EQUAL * sum(lengths) / world:
             return (
                 f"{wrong}. Over the epoch the ranks have equal work, step by step they do not; and "
                 "in each step the fastest waits for the slowest."
             )
         return f"{wrong}: the others wait for it."
-    by_step = [sum(ranks) for ranks in zip(*tokens, strict=True)]
-    most, mean = max(by_step), sum(by_step) / len(by_step)
-    if most > STEP * mean:
-        return (
-            f"step {by_step.index(most)} has {most / mean:.2f} times the tokens of the mean step."
-        )
     return None
 
 
@@ -133,7 +159,7 @@ def _pairs(batches: Batches) -> set[tuple[int, int]]:
 
 
 def _mixed(seen: Observed) -> str | None:
-    dealt = [_batches(seen, call) for call in range(len(EPOCHS) + 2)]
+    dealt = [_batches(seen, call) for call in range(len(EPOCHS) + 2)]  # of one budget
     if any(isinstance(batches, str) for batches in dealt):
         return next(batches for batches in dealt if isinstance(batches, str))
     first, *others, again, reseeded = dealt
@@ -174,21 +200,25 @@ TOKEN_BUCKETS = Task(
     cases=_bucket_cases,
     aspects=(
         Aspect("each sample once, on one rank", 2, _once),
-        Aspect("as many batches on each rank", 1, _as_many),
-        Aspect("about as many tokens in each batch", 2, _equal_work),
+        Aspect("as many batches on each rank, and few", 1, _as_many),
+        Aspect("no batch above the budget", 1, _within),
+        Aspect("in a step about as many tokens on each rank", 1, _equal_work),
         Aspect("other batches in another epoch", 1, _mixed, on=("",)),
         Aspect("nothing sent, nothing changed", 1, _no_trace),
     ),
     hints=(
         "Which sample should be placed first, if the last ones are to fill the gaps: a long or a "
         "short one?",
-        "First shuffle and cut into steps of equal tokens, by the running sum. Then deal each step "
-        "out to the ranks.",
-        "In a step: sort by length, the longest first; give each to the rank that has the fewest "
-        "tokens so far. Every rank does this for all ranks, and returns its own lists.",
+        "If you knew the number of steps: shuffle, cut into steps of equal tokens by the running "
+        "sum, deal each out to the ranks. How many steps are the fewest that could do? And how "
+        "does every rank notice that they do not?",
+        "steps = -(-sum(lengths) // (budget * world)). Deal each step out, for all ranks: the "
+        "longest first, each to the rank with the fewest tokens so far. While the fullest batch of "
+        "any rank is above the budget, deal again with one step more. Return your own lists.",
     ),
-    debrief="fairseq's max_tokens and transformers' LengthGroupedSampler do it with padding in "
-    "mind: samples of similar length together. Where texts are packed end to end, as in most "
+    debrief="fairseq's max_tokens is such a limit, counted with padding: samples of similar length "
+    "together. ddpz_lite's TokenBudgetSampler takes the budget for a mean: a batch may be a little "
+    "above it, and all epochs have as many steps. Where texts are packed end to end, as in most "
     "pretraining, every batch has the same number of tokens by construction.",
 )
 
@@ -376,14 +406,29 @@ WORK_QUEUE = Task(
 
 # (kind, most steps, for each call of the answer: the steps after which each rank wishes to stop)
 WISHES = (
-    ("one", 9, [[[], [], [4]]]),
-    ("one", 8, [[[], [3], [], []]]),
-    ("one", 7, [[[], [2]], [[5], []], [[], [7]]]),
-    ("odd", 9, [[[2], [2], [], [2]], [[1], [1], [1], [1]]]),
-    ("odd", 6, [[[], [1], []], [[5], [], [3]]]),
-    ("odd", 5, [[[], [], []], [[], [6], []]]),
+    ("majority", 9, [[[6], [2, 4], [4]]]),
+    ("majority", 8, [[[5, 7], [3], [5], [5]]]),
+    ("majority", 7, [[[4], [4]], [[2], [2]]]),
     ("odd", 6, [[[3]], [[]], [[1]]]),
+    ("odd", 8, [[[2], [1, 2], [5], [5]], [[1, 4], [2, 4], [3, 4], []], [[1], [1], [1], []]]),
+    ("odd", 6, [[[1], [3], [4]], [[5, 1], [], [2, 5]]]),
+    ("odd", 5, [[[2, 3], [4]], [[4], [4, 1]]]),
+    ("odd", 5, [[[], [], []], [[6], [6], []]]),
 )
+# Rules that people give instead: of the ranks that wished after each step so far, the world.
+RULES: dict[str, Callable[[list[list[int]], int], bool]] = {
+    "One wish alone ended it: it takes those of more than half.": lambda w, n: len(w[-1]) > 0,
+    "Half of the ranks ended it, and it takes more than half.": lambda w, n: 2 * len(w[-1]) >= n,
+    "It waited until all wished it: more than half is enough.": lambda w, n: len(w[-1]) == n,
+    "It took two wishes: ask how many ranks there are.": lambda w, n: len(w[-1]) >= 2,
+    "Wishes of earlier steps were counted, too: each holds for its own step.": (
+        lambda w, n: 2 * len(set(chain(*w))) > n
+    ),
+    "Wishes of earlier steps were counted, too: each holds for its own step. ": (
+        lambda w, n: 2 * len(list(chain(*w))) > n
+    ),
+    "It went by rank 0's wish: the others are to be heard as well.": lambda w, n: 0 in w[-1],
+}
 
 
 def _stop_cases(_: torch.Generator) -> list[Case]:
@@ -397,39 +442,62 @@ def _stop_cases(_: torch.Generator) -> list[Case]:
     return [case(*wishes) for wishes in WISHES]
 
 
-def _last(seen: Observed, call: int) -> tuple[int, list[int]]:
-    """The step after which all should stop, and the ranks that wish it."""
-    wishes = [rank["calls"][call]["wish"] for rank in seen.case.inputs]
-    most = seen.case.inputs[0]["calls"][call]["most"]
-    first = min(min(chain(*wishes), default=most), most)
-    return first, [rank for rank, wish in enumerate(wishes) if first in wish]
+def _wishing(seen: Observed, call: int) -> list[list[int]]:
+    """For each step that is allowed, the ranks that wish to stop after it."""
+    inputs = [rank["calls"][call] for rank in seen.case.inputs]
+    return [
+        [rank for rank, mine in enumerate(inputs) if step in mine["wish"]]
+        for step in range(1, inputs[0]["most"] + 1)
+    ]
+
+
+def _last(wishing: list[list[int]], world: int, rule: Callable[..., bool]) -> int:
+    """The step after which all stop, by a rule."""
+    steps = range(1, len(wishing) + 1)
+    return next((step for step in steps if rule(wishing[:step], world)), len(wishing))
+
+
+def _majority(wishing: list[list[int]], world: int) -> bool:
+    return 2 * len(wishing[-1]) > world
 
 
 def _stopped(seen: Observed) -> str | None:
-    for call in range(len(seen.case.inputs[0]["calls"])):
-        right, who = _last(seen, call)
-        took = [got["calls"][call]["told"].count("step") for got in seen.data]
-        ranks = " and ".join(map(str, who))
-        wished = f"Rank{'s' * (len(who) > 1)} {ranks} wished to stop after step {right}"
-        if len(set(took)) > 1:
-            return f"{wished}; the ranks took {', '.join(map(str, took))} steps."
-        if took[0] > right and who:
-            together = " together" if len(who) > 1 else ""
-            later = (
-                "all stopped one step late" if took[0] == right + 1 else f"all took {took[0]} steps"
-            )
-            late = " It is obeyed before the next step." if took[0] == right + 1 else ""
-            return f"{wished}{together}, and {later}: one wish, of whichever rank, is enough.{late}"
-        if took[0] != right:
-            asked = "the most allowed" if not who else "the first after which a rank wished it"
-            return f"All took {took[0]} steps. Expected are {right}, {asked}."
+    world, calls = seen.case.world, range(len(seen.case.inputs[0]["calls"]))
+    wishing = [_wishing(seen, call) for call in calls]
+    taken = [[got["calls"][call]["told"].count("step") for got in seen.data] for call in calls]
+    right = [_last(wishing[call], world, _majority) for call in calls]
+    for call in calls:
+        if len(set(taken[call])) > 1:
+            steps = ", ".join(map(str, taken[call]))
+            return f"All were to stop after step {right[call]}; the ranks took {steps} steps."
+        if taken[call][0] != right[call]:
+            return _why(wishing, [ranks[0] for ranks in taken], right, call, world)
         for rank, got in enumerate(seen.data):
-            if number(got["calls"][call]["returned"]) != right:
+            if number(got["calls"][call]["returned"]) != right[call]:
                 return (
-                    f"Rank {rank} returned {got['calls'][call]['returned']!r} after {right} steps. "
-                    "Return their number."
+                    f"Rank {rank} returned {got['calls'][call]['returned']!r} after {right[call]} "
+                    "steps. Return their number."
                 )
     return None
+
+
+def _why(
+    wishing: list[list[list[int]]], taken: list[int], right: list[int], call: int, world: int
+) -> str:
+    """What was wrong with a call, by the rule that explains all of them."""
+    who = wishing[call][right[call] - 1]
+    asked = (
+        f"the first after which {len(who)} of {world} wished to stop"
+        if 2 * len(who) > world
+        else "the most allowed"
+    )
+    wrong = f"All took {taken[call]} steps. Expected are {right[call]}, {asked}."
+    if taken[call] == right[call] + 1:
+        wrong += " A wish is obeyed before the next step."
+    for words, rule in RULES.items():
+        if taken == [_last(mine, world, rule) for mine in wishing]:
+            return f"{wrong} {words.strip()}"
+    return wrong
 
 
 def _asked(seen: Observed) -> str | None:
@@ -458,9 +526,7 @@ def _one_number(seen: Observed) -> str | None:
             )
         for record in own:
             if record.op not in ("all_reduce", "all_gather"):
-                return (
-                    f"Rank {rank} called {record.op}. An all_reduce tells all what any one wishes."
-                )
+                return f"Rank {rank} called {record.op}. An all_reduce tells all how many wish it."
             if record.elements > (1 if record.op == "all_reduce" else world):
                 return (
                     f"Rank {rank} called {record.op} on {record.elements} elements, and one number "
@@ -477,21 +543,21 @@ STOP_TOGETHER = Task(
     minutes=10,
     cases=_stop_cases,
     aspects=(
-        Aspect("one rank's wish stops all, after that step", 2, _stopped, on=("one",)),
-        Aspect("wishes together, at once, or never", 1, _stopped, on=("odd",)),
+        Aspect("wishes of more than half stop all, after that step", 2, _stopped, on=("majority",)),
+        Aspect("ties, wishes of other steps, and none", 1, _stopped, on=("odd",)),
         Aspect("each rank is asked once after each step", 1, _asked),
         Aspect("one collective of one number a step", 2, _one_number),
     ),
     hints=(
         "If rank 2 leaves the loop alone, in which call do the others wait for it?",
-        "A wish is a number: 1 or 0. Which reduction of all ranks' numbers tells whether there is "
-        "a wish?",
-        "After each step: a tensor of one number, 1.0 if this rank wishes to stop; all_reduce with "
-        "ReduceOp.MAX; if it is not zero, return on every rank.",
+        "A wish is a number: 1 or 0. Which reduction of all ranks' numbers tells how many wish it? "
+        "Of four ranks, are two more than half?",
+        "After each step: a tensor of one number, 1 if this rank wishes to stop now; all_reduce "
+        "adds them up; where twice the sum is more than the world size, return on every rank.",
     ),
-    debrief="Trainers do the same: Lightning's EarlyStopping reduces the wish over all ranks "
-    "before anyone obeys it. Whatever decides how the loop goes on (a NaN, a time limit, a signal) "
-    "must be one decision of all.",
+    debrief="Lightning's EarlyStopping reduces the wish over all ranks as well before anyone obeys "
+    "it; there one wish is enough. Whatever decides how the loop goes on (a NaN, a time limit, a "
+    "signal) must be one decision of all.",
 )
 
 TASKS = [TOKEN_BUCKETS, WORK_QUEUE, STOP_TOGETHER]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...grade.beside import Kept
 
@@ -34,11 +35,32 @@ def top_k(answer: Callable[..., Any], *, streams: list[dict[str, Any]]) -> dict[
 
 
 def int8_mean(answer: Callable[..., Any], *, gradients: list[torch.Tensor]) -> dict[str, Any]:
-    """gradients: of this rank, one after the other."""
+    """gradients: of this rank, one after the other.
+
+    undefined: the calls in which something not finite became an int8.
+    """
     gradients = list(map(_turned, gradients))
-    kept = Kept(gradients=gradients)
-    means = [_copy(answer(gradient)) for gradient in gradients]
-    return {"means": means, "changed": kept.changed()}
+    kept, means, undefined = Kept(gradients=gradients), [], []
+    for call, gradient in enumerate(gradients):
+        with _Casts() as casts:
+            means.append(_copy(answer(gradient)))
+        undefined += [call] if casts.undefined else []
+    return {"means": means, "changed": kept.changed(), "undefined": undefined}
+
+
+class _Casts(TorchDispatchMode):
+    """Looks at whatever becomes an int8: what that makes of nan and inf is not defined."""
+
+    undefined = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if torch.is_tensor(made) and made.dtype == torch.int8:
+            floats = [t for t in args if torch.is_tensor(t) and t.is_floating_point()]
+            self.undefined |= not all(t.isfinite().all() for t in floats)
+        return made
 
 
 def backward(params: list[nn.Parameter], x: torch.Tensor) -> None:

@@ -125,6 +125,9 @@ def _top_k_mean(seen: Observed) -> str | None:
                 "divides a place by the ranks that sent it, and not by all.": (
                     sent.sum(0) / (sent != 0).sum(0).clamp(min=1)
                 ),
+                "has one rank's value alone where several sent the same place: add them up.": (
+                    _overwritten(sent) / world
+                ),
             }
             wrong = explain(mean, sent.mean(0), what, mistakes if world > 1 else {})
             if wrong and _like(mean, sent[rank]) and torch.equal(mean != 0, sent[rank] != 0):
@@ -135,6 +138,14 @@ def _top_k_mean(seen: Observed) -> str | None:
             if wrong:
                 return wrong
     return None
+
+
+def _overwritten(sent: torch.Tensor) -> torch.Tensor:
+    """What is left of sent (N, *) if each rank writes over those before it."""
+    left = torch.zeros_like(sent[0])
+    for one in sent:
+        left = torch.where(one != 0, one, left)
+    return left
 
 
 def _top_k_bytes(seen: Observed) -> str | None:
@@ -232,6 +243,12 @@ def _int8_values(seen: Observed) -> str | None:
     for call in range(len(seen.case.inputs[0]["gradients"])):
         stack = torch.stack([rank["gradients"][call] for rank in seen.case.inputs])
         for rank, got in enumerate(seen.data):
+            if call in got["undefined"]:
+                return (
+                    f"Rank {rank} made an int8 of something that is not finite. The scale of zeros "
+                    "is 0, and 0 / 0 is no number: what it becomes as an int8 is chance. Divide "
+                    "zeros by some other scale."
+                )
             if wrong := _off(got["means"][call], stack, rank, call, _steps(seen, call)):
                 return wrong
     return None
@@ -253,6 +270,7 @@ def _off(got: Any, stack: torch.Tensor, rank: int, call: int, step: float) -> st
         "is half of the sum. Ask how many ranks there are.": stack.sum(0) / 2,
         "is the rank's own.": stack[rank],
         "is zero everywhere: the steps are too large for it.": torch.zeros_like(mean),
+        **{f"adds up int8 {where}": sums for where, sums in _gone_round(stack).items()},
     }
     for words, other in near.items():
         if len(stack) > 1 and (got - other).abs().max().item() <= len(stack) * 1.5 * step:
@@ -264,8 +282,25 @@ def _off(got: Any, stack: torch.Tensor, rank: int, call: int, step: float) -> st
         )
     return (
         f"{what} is off by {off / step:.1f} steps of the scale; half a step at each of two hops "
-        "is 1. Do sums stay below 127? Does each part meet the scale that it was made with?"
+        "is 1. Is every step within -127 to 127? Does each part meet the scale that it was made "
+        "with?"
     )
+
+
+def _gone_round(stack: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Means from sums of int8, of steps with one scale for all ranks and with one for each."""
+    tops = stack.abs().flatten(1).amax(1)
+    means = {}
+    for where, scales in {
+        "of one scale, and sums above 127 go round: 100 + 100 is -56. Add up floats.": (
+            tops.amax().expand_as(tops)
+        ),
+        "of several scales, and sums above 127 go round: 100 + 100 is -56. Add up floats.": tops,
+    }.items():
+        scales = scales.clamp(min=torch.finfo(stack.dtype).tiny) / 127
+        steps = (stack / scales.view(-1, *[1] * (stack.dim() - 1))).round().to(torch.int8)
+        means[where] = steps.sum(0, dtype=torch.int8) * scales.mean() / len(stack)
+    return means
 
 
 def _int8_bytes(seen: Observed) -> str | None:

@@ -36,7 +36,8 @@ class Disk:
     """A folder that all ranks see; what others have written is there after a barrier.
 
     kill_at: this rank is killed in its operation of that number, from 0; None: never. A write that
-    is killed leaves a torn file; a rename or removal is done whole or not at all.
+    is killed leaves a torn file; a rename or removal is done whole or not at all. Two ranks that
+    change one file between two barriers get a RuntimeError: which of them comes first is chance.
     """
 
     def __init__(self, files: dict[str, Any], kill_at: int | None = None) -> None:
@@ -104,6 +105,7 @@ class Disk:
         """Tell the others how this rank is; returns how all are, and learns what they have done."""
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, (state, self._log))
+        _one_rank_each([log for _, log in every])
         self._base, self._log = dict(self._base), []
         for _, log in every:
             for operation in log:
@@ -112,14 +114,28 @@ class Disk:
         return [state for state, _ in every]
 
 
+def _one_rank_each(logs: list[list[tuple[Any, ...]]]) -> None:
+    """Raise RuntimeError where two ranks' operations change the same file."""
+    changed_by: dict[str, int] = {}
+    for rank, log in enumerate(logs):
+        for kind, name, *rest in log:
+            for file in (name, *rest) if kind == "rename" else (name,):
+                if (other := changed_by.setdefault(file, rank)) != rank:
+                    raise RuntimeError(
+                        f"ranks {other} and {rank} both changed the file {file} between two "
+                        "barriers: on a disk they would write over each other. Cure: let one rank "
+                        "do it"
+                    )
+
+
 def _apply(files: dict[str, Any], operation: tuple[Any, ...]) -> None:
     kind, name, *rest = operation
     if kind == "write":
         files[name] = rest[0]
-    elif kind == "rename" and name in files:  # two ranks may have renamed it
+    elif kind == "rename":
         files[rest[0]] = files.pop(name)
-    elif kind == "remove":
-        files.pop(name, None)
+    else:
+        del files[name]
 
 
 def _run(disk: Disk, call: Callable[[], Any]) -> tuple[Any, bool, bool]:

@@ -1,0 +1,155 @@
+"""`ddpz gym`: the questions and myths of interviews, until you know them."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+from ddpz_lite.cli.shared import UserError, folder
+from ddpz_lite.gym.bank import Card, cards
+from ddpz_lite.gym.deck import Deck, Rating, now
+from ddpz_lite.gym.interview import draw, report
+from ddpz_lite.gym.proofs import Proof, proofs
+from ddpz_lite.gym.session import Session, in_words
+
+WIDTH = 100  # characters at most
+MOST_PROOFS = 3
+KEYS = {"1": Rating.AGAIN, "2": Rating.HARD, "3": Rating.GOOD, "4": Rating.EASY}
+NAMES = {Rating.AGAIN: "not known", Rating.HARD: "in part", Rating.GOOD: "known",
+         Rating.EASY: "at once"}  # fmt: skip
+
+
+def run(options: Namespace) -> int:
+    """Ask the cards that are due, and some new ones; with --mock an interview."""
+    try:
+        deck = Deck.load()
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    there = _chosen(options)
+    if options.standing:
+        print(_table(standing(there, deck, now())))
+        return 0
+    if options.mock:
+        asked = draw(there, deck, now(), Random(options.seed))
+    else:
+        asked = deck.due(there, now(), options.new)
+    if not asked:
+        print(_nothing(there, deck))
+        return 0
+    try:
+        lessons: Path | None = folder("lessons")
+    except UserError:  # the library alone is installed, without notebooks
+        lessons = None
+    session = Session(asked, deck)
+    _ask(session, proofs(lessons) if lessons else {}, options.language)
+    if session.asked:
+        print()
+        print(_table(report(session.asked)) if options.mock else _summary(session, there, deck))
+    return 0
+
+
+def _chosen(options: Namespace) -> list[Card]:
+    found = list(cards().values())
+    if options.topic:
+        topics = dict.fromkeys(card.topic.en for card in found)
+        word = options.topic.casefold()
+        found = [c for c in found if word in c.topic.en.casefold() or word in c.topic.zh.casefold()]
+        if not found:
+            raise UserError(f"no topic has {options.topic!r} in its name: {'; '.join(topics)}.")
+    if options.only:
+        found = [card for card in found if card.myth == (options.only == "myths")]
+    if not found:
+        raise UserError(f"this topic has no {options.only}.")
+    return found
+
+
+def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> None:
+    """Until all cards are done or the input ends; what was rated by then is kept."""
+    print("Write your answer; an empty line ends it. An empty answer says: I do not know.")
+    while card := session.card:
+        print(f"\n{session.place} · {card.id} · {card.topic.of(language)}")
+        print(_wrapped(card.asked(language), language))
+        answer = _written()
+        if answer is None:
+            return
+        session.write(answer)
+        print(_wrapped(card.back.of(language), language))
+        for proof in proved.get(card.id, [])[:MOST_PROOFS]:
+            print(f"  proof: lessons/{proof.file}, cell {proof.position}")
+        for source in card.sources:
+            print(f"  source: {source.line} {source.url}")
+        rating = _rated(session) if answer.strip() else Rating.AGAIN
+        if rating is None:
+            return
+        print(f"It comes again in {in_words(session.rate(rating))}.")
+
+
+def _written() -> str | None:
+    """What the learner writes, up to an empty line; None where the input ends."""
+    lines: list[str] = []
+    try:
+        while line := input("> "):
+            lines.append(line)
+    except EOFError:
+        return None
+    return "\n".join(lines)
+
+
+def _rated(session: Session) -> Rating | None:
+    waits = session.deck.next_in(session.card, session.clock())
+    choices = [f"{key} {NAMES[r]} ({in_words(waits[r])})" for key, r in KEYS.items()]
+    print("How was it?  " + "   ".join(choices))
+    try:
+        while (key := input("1 to 4: ").strip()) not in KEYS:
+            pass
+    except EOFError:
+        return None
+    return KEYS[key]
+
+
+def standing(there: Iterable[Card], deck: Deck, at: datetime) -> list[list[str]]:
+    """A row for each topic: cards, seen, due, and the share that would be recalled now."""
+    by_topic: dict[str, list[Card]] = {}
+    for card in there:
+        by_topic.setdefault(card.topic.en, []).append(card)
+    rows = [["topic", "cards", "seen", "due", "known now"]]
+    for topic, ones in [*by_topic.items(), ("all", [c for cs in by_topic.values() for c in cs])]:
+        seen = [card for card in ones if card.id in deck.memories]
+        due = deck.due(ones, at, new=0)
+        known = sum(deck.known(card, at) for card in ones) / len(ones)
+        rows.append([topic, f"{len(ones)}", f"{len(seen)}", f"{len(due)}", f"{known:.0%}"])
+    return rows
+
+
+def _summary(session: Session, there: Sequence[Card], deck: Deck) -> str:
+    known = sum(one.rating >= Rating.GOOD for one in session.asked)
+    return f"{known} of {len(session.asked)} known. {_nothing(there, deck)}"
+
+
+def _nothing(there: Sequence[Card], deck: Deck) -> str:
+    """When the next card is due."""
+    at = now()
+    seen = [deck.memories[card.id].due for card in there if card.id in deck.memories]
+    left = len(there) - len(seen)
+    if not seen:
+        return f"{left} cards were never seen: ddpz gym --new 5."
+    wait = min(seen) - at
+    when = "now" if wait.total_seconds() <= 0 else f"in {in_words(wait)}"
+    return f"The next card is due {when}; {left} were never seen."
+
+
+def _wrapped(text: str, language: str) -> str:
+    """Within the terminal; Chinese as the terminal breaks it."""
+    width = min(shutil.get_terminal_size().columns, WIDTH)
+    return textwrap.fill(text, width) if language == "en" else text
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

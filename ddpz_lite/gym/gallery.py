@@ -1,0 +1,42 @@
+"""Lines of code as one finds them, run in a process of their own, and what they raise.
+
+What a line breaks stays in that process. Nothing is installed and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+RUNNER = """
+import io, json, sys, contextlib
+said = []
+for lines in json.load(sys.stdin):
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(lines, {"__name__": "__main__"})
+        said.append("")
+    except BaseException as error:
+        said.append(f"{type(error).__name__}: {error}")
+print(json.dumps(said))
+"""
+SECONDS = 60
+
+
+def raised(snippets: Sequence[str]) -> list[str]:
+    """For each piece of code, each by itself: "ImportError: cannot ...", or "" if it ran.
+
+    Raises RuntimeError if the process that runs them dies.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUNNER],
+        input=json.dumps(list(snippets)),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"gallery: the process ended with {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout)

@@ -1,0 +1,66 @@
+"""A mock interview: twelve cards, drawn by topic and weakness, timed, with a report."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from random import Random
+
+from .bank import Card
+from .deck import Deck, Rating
+from .session import Asked
+
+CARDS = 12
+PER_TOPIC = 2  # at most, as long as there are other topics
+LONG = 180.0  # seconds: who asks would have gone on
+LEAST = 0.05  # what is known still has a small chance to be drawn
+
+
+def draw(
+    cards: Iterable[Card], deck: Deck, now: datetime, chance: Random, count: int = CARDS
+) -> list[Card]:
+    """Cards for an interview. Every topic is as likely as another, and in it what is not known.
+
+    A card's weight is 1 less the probability that it would be recalled now, divided by the number
+    of its topic's cards. Drawn without replacement by weight (Efraimidis and Spirakis 2006).
+    """
+    cards = list(cards)
+    sizes = Counter(card.topic for card in cards)
+    weights = {c.id: (1 - deck.known(c, now) + LEAST) / sizes[c.topic] for c in cards}
+    order = sorted(cards, key=lambda c: chance.random() ** (1 / weights[c.id]), reverse=True)
+    taken: Counter = Counter()
+    first, rest = [], []
+    for card in order:
+        taken[card.topic] += 1
+        (first if taken[card.topic] <= PER_TOPIC else rest).append(card)
+    return (first + rest)[:count]
+
+
+def report(asked: Sequence[Asked]) -> list[list[str]]:
+    """A table: a row for each topic, weakest first, and the sum. Empty if nothing was asked.
+
+    Known are cards that went GOOD or EASY; half known those that went HARD.
+    """
+    if not asked:
+        return []
+    by_topic: dict[str, list[Asked]] = defaultdict(list)
+    for one in asked:
+        by_topic[one.card.topic.en].append(one)
+    rows = sorted(by_topic.items(), key=lambda item: (_share(item[1]), item[0]))
+    table = [["topic", "known", "seconds a card", "see again"]]
+    for topic, ones in [*rows, ("all", list(asked))]:
+        again = [] if topic == "all" else [one.card.id for one in ones if one.rating < Rating.GOOD]
+        seconds = sum(one.seconds for one in ones) / len(ones)
+        slow = " (long)" if seconds > LONG else ""
+        known = f"{_points(ones):g} of {len(ones)}"
+        table.append([topic, known, f"{seconds:.0f}{slow}", " ".join(again)])
+    return table
+
+
+def _points(asked: Sequence[Asked]) -> float:
+    return sum({Rating.AGAIN: 0.0, Rating.HARD: 0.5}.get(one.rating, 1.0) for one in asked)
+
+
+def _share(asked: Sequence[Asked]) -> float:
+    return _points(asked) / len(asked)

@@ -1,0 +1,198 @@
+"""Cards over days, with a clock that the test holds: intervals, what is kept, the interview."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+from ddpz_lite.gym.bank import cards
+from ddpz_lite.gym.deck import Deck, Rating
+from ddpz_lite.gym.interview import CARDS, LONG, PER_TOPIC, draw, report
+from ddpz_lite.gym.session import Asked, Session, TooEarly, in_words
+
+START = datetime(2026, 1, 1, 9, 0, tzinfo=UTC)
+ALL = cards()
+CARD, OTHER = ALL["Q13"], ALL["M075"]
+
+
+class Clock:
+    """It stands still until it is told to go on."""
+
+    def __init__(self):
+        self.time = START
+
+    def __call__(self):
+        return self.time
+
+    def go(self, **by):
+        self.time += timedelta(**by)
+
+
+# ---- the deck ----
+
+
+def test_a_card_that_is_known_when_due_comes_after_growing_intervals():
+    deck, now, waits = Deck(), START, []
+    for _ in range(4):
+        waits.append(deck.review(CARD, Rating.GOOD, now))
+        now += waits[-1]
+    assert waits == [timedelta(minutes=10), *(timedelta(days=d) for d in (2, 11, 46))]
+    assert deck.known(CARD, now) == pytest.approx(0.9, abs=0.01)
+    assert deck.review(CARD, Rating.AGAIN, now) < timedelta(hours=1)
+
+
+def test_the_next_intervals_are_said_before_and_change_nothing():
+    deck = Deck()
+    before = deck.next_in(CARD, START)
+    assert CARD.id not in deck.memories and sorted(before.values()) == list(before.values())
+    for rating in Rating:
+        assert Deck().review(CARD, rating, START) == before[rating]
+
+
+def test_what_is_due_comes_first_the_longest_waiting_before_and_new_ones_after():
+    deck = Deck()
+    deck.review(OTHER, Rating.AGAIN, START)
+    deck.review(CARD, Rating.AGAIN, START + timedelta(seconds=5))
+    some = [ALL["Q01"], CARD, OTHER, ALL["Q02"]]
+    later = START + timedelta(hours=1)
+    assert deck.due(some, later, new=1) == [OTHER, CARD, ALL["Q01"]]
+    assert deck.due(some, START, new=0) == []
+
+
+def test_what_was_never_seen_is_not_known_and_knowing_fades():
+    deck = Deck()
+    assert deck.known(CARD, START) == 0
+    deck.review(CARD, Rating.GOOD, START)
+    after = [deck.known(CARD, START + timedelta(days=d)) for d in (0, 5, 50)]
+    assert after == sorted(after, reverse=True) and after[0] > after[2] > 0
+
+
+def test_a_deck_is_kept_from_day_to_day(tmp_path):
+    deck = Deck.load(tmp_path / "new/gym.json")
+    deck.review(CARD, Rating.AGAIN, START, "it divides")
+    deck.review(CARD, Rating.GOOD, START + timedelta(minutes=2))
+    deck.save()
+    again = Deck.load(deck.path)
+    assert again == deck
+    memory = again.memories[CARD.id]
+    assert (memory.seen, memory.failed, memory.answer) == (2, 1, "it divides")
+    due = memory.due
+    assert again.review(CARD, Rating.GOOD, due) == deck.review(CARD, Rating.GOOD, due)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "no json", '{"Q01": {}}', '{"Q01": {"schedule": {"due": "x"}}}']
+)
+def test_a_file_that_is_no_deck_is_refused_and_left(tmp_path, content):
+    path = tmp_path / "gym.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="Cure: move it away"):
+        Deck.load(path)
+    assert path.read_text() == content
+
+
+# ---- a session ----
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def session(clock, tmp_path):
+    return Session([CARD, OTHER], Deck(tmp_path / "gym.json"), clock)
+
+
+def test_the_answer_comes_after_ones_own_and_the_rating_after_that(session, clock):
+    with pytest.raises(TooEarly, match="Cure: write yours first"):
+        session.rate(Rating.GOOD)
+    clock.go(seconds=40)
+    assert session.write(" it divides ") is CARD
+    with pytest.raises(TooEarly, match="Cure: rate the last one first"):
+        session.write("again")
+    clock.go(seconds=300)  # to read the answer takes no time from the learner's
+    session.rate(Rating.GOOD)
+    assert session.asked == [Asked(CARD, "it divides", 40.0, Rating.GOOD)]
+    assert session.card is OTHER and session.place == "2 of 2"
+    assert Deck.load(session.deck.path).memories[CARD.id].answer == "it divides"
+
+
+def test_who_wrote_nothing_has_not_known_it(session):
+    session.write("  ")
+    session.rate(Rating.EASY)
+    assert session.asked[0].rating is Rating.AGAIN
+
+
+def test_after_the_last_card_there_is_none(session):
+    for _ in range(2):
+        session.write("x")
+        session.rate(Rating.HARD)
+    assert session.card is None
+    with pytest.raises(TooEarly):
+        session.write("more")
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [
+        (timedelta(seconds=5), "1 minute"),
+        (timedelta(minutes=10), "10 minutes"),
+        (timedelta(hours=5), "5 hours"),
+        (timedelta(days=1), "1 day"),
+        (timedelta(days=46), "46 days"),
+        (timedelta(days=150), "5 months"),
+    ],
+)
+def test_a_wait_in_words(wait, words):
+    assert in_words(wait) == words
+
+
+# ---- the interview ----
+
+
+def test_an_interview_has_twelve_cards_of_many_topics_and_the_seed_draws_the_same():
+    drawn = draw(ALL.values(), Deck(), START, Random(3))
+    assert drawn == draw(ALL.values(), Deck(), START, Random(3))
+    assert len({card.id for card in drawn}) == CARDS
+    assert max(Counter(card.topic for card in drawn).values()) <= PER_TOPIC
+
+
+def test_one_topic_alone_still_fills_it():
+    zero = [card for card in ALL.values() if card.topic.en == "ZeRO"]
+    assert len(draw(zero, Deck(), START, Random(0))) == CARDS
+
+
+def test_what_is_known_is_drawn_seldom():
+    """Of two cards of one topic one is known: over 400 draws of one, it comes far less often."""
+    deck, pair = Deck(), [ALL["Q13"], ALL["Q14"]]
+    deck.review(pair[0], Rating.EASY, START)
+    chance = Random(0)
+    times = Counter(draw(pair, deck, START, chance, count=1)[0].id for _ in range(400))
+    assert times["Q14"] > 5 * times["Q13"] > 0
+
+
+def test_the_report_has_the_weakest_topic_first_and_the_sum_last():
+    asked = [
+        Asked(ALL["Q13"], "x", 30.0, Rating.GOOD),
+        Asked(ALL["Q14"], "x", 50.0, Rating.HARD),
+        Asked(ALL["Q07"], "", LONG + 20, Rating.AGAIN),
+    ]
+    assert report(asked) == [
+        ["topic", "known", "seconds a card", "see again"],
+        ["DDP", "0 of 1", "200 (long)", "Q07"],
+        ["ZeRO", "1.5 of 2", "40", "Q14"],
+        ["all", "1.5 of 3", "93", ""],
+    ]
+    assert report([]) == []
+
+
+def test_the_file_holds_data_that_any_program_reads(session):
+    session.write("x")
+    session.rate(Rating.GOOD)
+    kept = json.loads(session.deck.path.read_text())
+    assert [*kept] == [CARD.id] and kept[CARD.id]["schedule"]["due"].startswith("2026-01-01")

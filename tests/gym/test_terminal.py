@@ -1,0 +1,105 @@
+"""`ddpz gym` as somebody meets it who types, and the lines of the gallery."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from ddpz_lite import cli
+from ddpz_lite.gym.deck import Deck
+from ddpz_lite.gym.gallery import raised
+
+
+@pytest.fixture
+def gym(tmp_path, monkeypatch, capsys):
+    """gym("typed\\n", "--new", "1") -> (exit status, what was printed, what went wrong)."""
+    monkeypatch.setenv("DDPZ_HOME", str(tmp_path))
+
+    def run(typed: str, *options: str):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        status = cli.main(["gym", *options])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def test_the_answer_is_hidden_until_one_has_written(gym):
+    status, out, _ = gym("", "--topic", "zero", "--new", "1")
+    assert status == 0 and "What is ZeRO?" in out and "Rajbhandari" not in out
+    assert not Deck.load().memories, "the input ended, and nothing was rated"
+
+
+def test_a_card_is_asked_proved_rated_and_kept(gym):
+    _, out, _ = gym("it divides\nthe states\n\nx\n3\n", "--topic", "zero", "--new", "1")
+    assert re.search(r"proof: lessons/\d\db?_\w+\.ipynb, cell \d+", out)
+    assert "Rajbhandari" in out and "1 of 1 known" in out and "in 10 minutes" in out
+    memory = Deck.load().memories["Q13"]
+    assert (memory.seen, memory.failed, memory.answer) == (1, 0, "it divides\nthe states")
+
+
+def test_an_empty_answer_is_not_asked_how_it_was(gym):
+    _, out, _ = gym("\n", "--topic", "zero", "--new", "1")
+    assert "How was it?" not in out and "0 of 1 known" in out
+    assert Deck.load().memories["Q13"].failed == 1
+
+
+def test_cards_are_asked_in_chinese_and_topics_found_by_it(gym):
+    _, out, _ = gym("\n", "--topic", "出处", "--new", "1", "--language", "zh")
+    assert "分别出自哪篇论文" in out and "Which papers" not in out
+
+
+def test_an_interview_ends_with_a_table(gym):
+    _, out, _ = gym("\n" * 12, "--mock", "--seed", "3")
+    assert "12 of 12" in out and re.search(r"^all +0 of 12", out, re.M)
+
+
+def test_how_one_stands_is_a_table_and_asks_nothing(gym):
+    gym("\n", "--topic", "zero", "--new", "1")
+    _, out, _ = gym("", "--standing")
+    assert re.search(r"^ZeRO +\d+ +1 ", out, re.M) and ">" not in out
+
+
+def test_nothing_due_says_when(gym):
+    _, out, _ = gym("x\n\n4\n", "--topic", "sources", "--only", "questions")
+    _, out, _ = gym("", "--topic", "sources", "--only", "questions")
+    assert re.search(r"The next card is due in \d+ days; 0 were never seen", out)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--topic", "quantum"], "no topic has 'quantum' in its name: Foundations; DDP"),
+        (["--topic", "memory", "--only", "myths"], "this topic has no myths"),
+    ],
+)
+def test_what_there_is_not_is_said_with_what_there_is(gym, options, says):
+    status, _, err = gym("", *options)
+    assert status == 2 and says in err
+
+
+def test_a_damaged_file_is_one_line(gym, tmp_path):
+    (tmp_path / "gym.json").write_text("[")
+    status, _, err = gym("")
+    assert status == 2 and "Cure: move it away" in err
+
+
+# ---- the gallery ----
+
+
+def test_each_line_runs_by_itself_and_says_what_it_raised():
+    lines = ["x = 1", "print(x)", "import no_such_module_xyz", "raise SystemExit(3)", "print('hi')"]
+    assert raised(lines) == [
+        "",
+        "NameError: name 'x' is not defined",
+        "ModuleNotFoundError: No module named 'no_such_module_xyz'",
+        "SystemExit: 3",
+        "",
+    ]
+
+
+def test_a_process_that_dies_is_told():
+    with pytest.raises(RuntimeError, match="gallery: the process ended with 7"):
+        raised(["import os; os._exit(7)"])

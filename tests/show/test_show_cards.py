@@ -1,0 +1,85 @@
+"""Cards as a widget and as a still page: the answer is closed until one has written."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from ddpz_lite.gym import notebook
+from ddpz_lite.gym.bank import chosen
+from ddpz_lite.gym.deck import Deck, Rating
+from ddpz_lite.gym.proofs import Proof
+from ddpz_lite.gym.session import Session
+from ddpz_lite.show import cards
+
+PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", 3, True, True, True)
+PROVED = {"Q13": [PROOF] * 5}
+
+
+@pytest.fixture
+def session():
+    clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
+    return Session(chosen(["Q13", "M075"]), Deck(), clock)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is handed to `show_live`: [(controls, still, text)]."""
+    found = []
+
+    def keep(controls, *, still, text):
+        found.append((controls, still, text))
+
+    monkeypatch.setattr(cards, "show_live", keep)
+    return found
+
+
+def test_the_still_form_has_every_card_and_its_answer_behind_a_click(session, shown):
+    cards.show_cards(session, PROVED)
+    ((controls, still, text),) = shown
+    assert controls == [] and still.count("<details>") == 2 and "Q13  What is ZeRO?" in text
+    before, _, after = still.partition("<details>")
+    assert "What is ZeRO?" in before and "divided among the ranks" not in before
+    assert "divided among the ranks" in after
+    assert after.count('href="08_wall.ipynb#cell-id=abc"') == cards.MOST_PROOFS
+
+
+def test_the_still_form_is_in_chinese_where_it_is_asked_for(session, shown):
+    cards.show_cards(session, {}, "zh")
+    assert "ZeRO 是什么" in shown[0][1] and "What is ZeRO" not in shown[0][1]
+
+
+def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypatch):
+    monkeypatch.setattr(cards, "in_notebook", lambda: True)
+    cards.show_cards(session, PROVED, report=True)
+    ((controls, _, _),) = shown
+    question, box, writing, answer, rating = controls
+    show, unknown = writing.children
+    assert show.disabled and answer.value == "" and rating.layout.display == "none"
+    box.value = "it divides the state"
+    assert not show.disabled
+    show.click()
+    assert "divided among the ranks" in answer.value and writing.layout.display == "none"
+    known = rating.children[2]
+    assert known.description == "Known · 10 minutes" and not known.disabled
+    known.click()
+    assert session.asked[0].rating is Rating.GOOD and answer.value == "" and box.value == ""
+    assert "M075" in question.value and "What is wrong?" in question.value
+    unknown.click()
+    assert [button.disabled for button in rating.children] == [False, True, True, True]
+    rating.children[0].click()
+    assert "All cards are done" in question.value and re.search(r"1 of 2", question.value)
+
+
+def test_where_nobody_sits_nothing_is_known_and_the_seed_draws_the_same(
+    shown, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DDPZ_HOME", str(tmp_path))
+    monkeypatch.setattr(notebook, "show_cards", cards.show_cards)
+    for _ in range(2):
+        notebook.mock_interview(seed=17)
+    assert shown[0][1:] == shown[1][1:]
+    notebook.practice(["Q13"])
+    assert not any(tmp_path.iterdir())

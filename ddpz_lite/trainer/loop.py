@@ -160,26 +160,29 @@ def shard(
     recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh | None = None
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
-    world, mesh = Comm().world, None
-    size = recipe.shard_size or world
-    if world % size:
-        raise TrainingError(
-            f"--shard-size {size} does not divide the {world} ranks. Cure: a divisor; best is the "
-            "number of ranks on a machine."
-        )
-    if size < world:
-        mesh = init_device_mesh(this_device().type, (world // size, size))
     return parallelize(
         gpt if mesh is None else pipeline_of(recipe, gpt, mesh),
         torch.optim.AdamW,
         recipe.stage,
-        mesh=mesh,
+        mesh=_replicas(recipe) if mesh is None else mesh,
         mixed_precision=DTYPES[recipe.precision],
         param_groups=partial(groups, weight_decay=recipe.weight_decay),
         lr=recipe.lr,
         betas=BETAS,
         fused=True,
     )
+
+
+def _replicas(recipe: Recipe) -> dist.DeviceMesh | None:
+    """The mesh (replicate, shard) of --shard-size; None for shards over all ranks."""
+    world = Comm().world
+    size = recipe.shard_size or world
+    if world % size:
+        raise TrainingError(
+            f"--shard-size {size} does not divide the {world} ranks. Cure: a divisor; best is the "
+            "number of ranks on a machine."
+        )
+    return init_device_mesh(this_device().type, (world // size, size)) if size < world else None
 
 
 def groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

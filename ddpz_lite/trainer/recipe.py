@@ -148,6 +148,8 @@ class Recipe:
         if self.axes is None:
             return
         _, pipe, tensor = self.axes
+        if self.shard_size:
+            raise ValueError("--mesh and --shard-size are two meshes: give one of them")
         if pipe > self.layers:
             raise ValueError(f"--mesh {self.mesh} has {pipe} stages for --layers {self.layers}")
         if self.heads % tensor:

@@ -355,7 +355,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
             {"before": same, "after": swapped},
             {"before": odd, "after": [total[:1], total[1:2], total[2:]]},  # 3 does not divide 4
             {"before": odd, "after": [odd[1][:1], odd[1][1:2], odd[1][2:]]},
-            {"before": odd, "after": [sum((r[a:b] for r in odd), []) for a, b in PIECES]},
+            {"before": odd, "after": [[x for r in odd for x in r[a:b]] for a, b in PIECES]},
         ]
 
     def roots(world: int) -> list[dict[str, Table]]:

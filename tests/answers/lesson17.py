@@ -478,7 +478,7 @@ EQUIVALENT = {
     },
     "17.which_collective": {
         "`0` -> `-1`": "all rows are of one length",
-        "`range(n)` -> `range(n + 1)` (#3)": "a root that is no rank leaves all as it was, which was "
+        "`range(n)` -> `range(n + 1)` (#3)": "a root that is no rank changes nothing, which was "
         "answered before",
         "`range(n)` -> `range(n + 1)` (#4)": "the same",
         "`zip(*before, strict=True)` -> `zip(*before)`": "all rows are of one length",

@@ -466,4 +466,26 @@ PROMISES = {
     },
 }
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+EQUIVALENT = {
+    "17.repair_the_article": {
+        "`p.detach()` -> `p`": "a collective reads and writes values, not the graph",
+        "`p.detach()` -> `p` (#2)": "nn.Parameter leaves the graph behind",
+        "`flat((p.detach() for p in parameters)).chunk(world)[rank]...` -> "
+        "`flat((p.detach() for p in parameters)).chunk(world)[rank]`": "flat has made a copy",
+        "`part.detach()` -> `part`": "a collective reads values, not the graph",
+        "`zip(parameters, whole.split([*sizes, padding]), strict=Fa...` -> "
+        "`zip(parameters, whole.split([*sizes, padding]))`": "not strict is the default",
+    },
+    "17.which_collective": {
+        "`0` -> `-1`": "all rows are of one length",
+        "`range(n)` -> `range(n + 1)` (#3)": "a root that is no rank changes nothing, which was "
+        "answered before",
+        "`range(n)` -> `range(n + 1)` (#4)": "the same",
+        "`zip(*before, strict=True)` -> `zip(*before)`": "all rows are of one length",
+        "`True` -> `False`": "the same",
+    },
+    "17.estimate": {
+        "`34` -> `35`": "3% more activations, and 5% are allowed",
+        "`34` -> `33`": "the same",
+    },
+}

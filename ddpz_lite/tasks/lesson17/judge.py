@@ -260,6 +260,7 @@ REPAIR = Task(
 
 Table = list[list[int]]
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+PIECES = ((0, 1), (1, 2), (2, 4))  # how slices cut 4 in 3
 NAMES = (*ROOTED, "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -335,21 +336,47 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         rows[-1] = table(1, 4)[0]
         return {"before": rows, "after": [list(rows[-1]) for _ in rows]}
 
+    def dealt(world: int) -> dict[str, Table]:
+        """The same for pieces: a reduce_scatter gives what the cheaper scatter gives."""
+        rows = [[0] * world for _ in range(world)]
+        rows[-1] = table(1, world)[0]
+        return {"before": rows, "after": [[value] for value in rows[-1]]}
+
     def nothing() -> list[dict[str, Table]]:
-        same, other = table(3, 3), table(3, 3)
+        one, same, other, odd = table(1, 3), table(3, 3), table(3, 3), table(3, 4)
         swapped = [same[1], same[0], same[2]]
+        alike = [list(other[0]) for _ in range(3)]
+        total = [sum(column) for column in zip(*odd, strict=True)]
         return [
             {"before": same, "after": [list(row) for row in same]},
+            {"before": alike, "after": [list(row) for row in alike]},  # a broadcast would do
+            {"before": one, "after": [list(one[0])]},
             {"before": other, "after": [[max(c) for c in zip(*other, strict=True)]] * 3},
             {"before": same, "after": swapped},
+            {"before": odd, "after": [total[:1], total[1:2], total[2:]]},  # 3 does not divide 4
+            {"before": odd, "after": [odd[1][:1], odd[1][1:2], odd[1][2:]]},
+            {"before": odd, "after": [[x for r in odd for x in r[a:b]] for a, b in PIECES]},
+        ]
+
+    def roots(world: int) -> list[dict[str, Table]]:
+        """Every root of what has one."""
+        befores = {name: table(world, world) for name in ROOTED}
+        return [
+            {"before": before, "after": after}
+            for name, before in befores.items()
+            for after in results(name, before)
         ]
 
     sums = ("all_reduce", "reduce_scatter", "reduce")
     moves = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
     return [
         Case("sums", [{"questions": asked(sums, (2, 3, 4))}]),
-        Case("copies and pieces", [{"questions": asked(moves, (2, 3, 4))}], "moves"),
-        Case("two ways that fit", [{"questions": [zeros(w) for w in (2, 3, 4)]}], "cheap"),
+        Case("copies and pieces", [{"questions": asked(moves, (2, 3, 4)) + roots(3)}], "moves"),
+        Case(
+            "two ways that fit",
+            [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, dealt)]}],
+            "cheap",
+        ),
         Case("no single collective, or none needed", [{"questions": nothing()}], "none"),
     ]
 

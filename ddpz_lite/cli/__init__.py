@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     _bench_command(commands)
     _exercise_commands(commands)
     _author_commands(commands)
+    _explain_command(commands)
 
     from ddpz_lite.cli import train  # light: its options are those of Recipe, which needs no torch
 
@@ -90,6 +91,25 @@ def _bench_command(commands) -> None:
         "--targets",
         action="store_true",
         help="launch, wire, checks and steps, each beside what it should take",
+    )
+
+
+def _explain_command(commands) -> None:
+    explain = _command(
+        commands,
+        "explain",
+        "say of a trace or of flight records which call differed, who was late, what was exposed",
+        "ddpz explain trace.json, or ddpz explain /tmp/flight_record_*",
+    )
+    explain.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a trace of run.trace(); or a flight record of torch's for each rank; or their folder",
+    )
+    explain.add_argument("--step", default="step", metavar="SPAN", help="a step's name (step)")
+    explain.add_argument(
+        "--data", nargs="+", default=["data"], metavar="SPAN", help="spans that load data (data)"
     )
 
 

@@ -86,6 +86,8 @@ def check(recipe: Recipe) -> None:
         text.windows(recipe.context, split)
     if recipe.tensorboard:
         summary_writer()
+    if recipe.profile:
+        Path(recipe.profile).mkdir(parents=True, exist_ok=True)
     if recipe.checkpoint:
         Path(recipe.checkpoint).mkdir(parents=True, exist_ok=True)
         found = complete(recipe.checkpoint)

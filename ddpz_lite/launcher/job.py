@@ -226,7 +226,8 @@ class Job:
         records, spans = self.heard.ledger()
         values = [self._value(rank) for rank in range(self.world_size)]
         seconds = time.monotonic() - self.began
-        return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines)
+        began = time.time() - (time.monotonic() - self.origin)
+        return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines, began)
 
     def _value(self, rank: int) -> Any:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ class Run(Sequence):
     )  # one record per collective per rank, by rank and order of issue
     spans: list[Span] = field(default_factory=list)  # what the function marked with dz.span
     output: list[list[str]] = field(default_factory=list)  # the lines that each rank printed
+    began: float = 0.0  # time.time() when the clock of ledger and spans stood at 0
 
     @property
     def world_size(self) -> int:
@@ -38,6 +40,26 @@ class Run(Sequence):
             by_op = total[record.rank]
             by_op[record.op] = by_op.get(record.op, 0) + record.bytes_sent
         return total
+
+    def trace(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        offsets: Sequence[float | tuple[float, float]] | None = None,
+        profiles: Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
+        """Write all ranks on one clock, as JSON that ui.perfetto.dev and chrome://tracing open.
+
+        offsets    how far each rank's clock is ahead of rank 0's: seconds, or (seconds at time 0,
+                   seconds gained per second). None: they share one, as on one machine
+        profiles   files that torch.profiler exported on the ranks, to lie beside their collectives
+
+        `ddpz explain` reads the file. Raises ValueError if nothing was recorded, for offsets that
+        do not fit the ranks, and for a profile that does not say its rank.
+        """
+        from ..wire.trace import write_trace
+
+        write_trace(path, self, offsets, profiles)
 
     def __getitem__(self, rank):
         return self.results[rank]

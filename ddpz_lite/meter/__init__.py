@@ -1,5 +1,8 @@
-"""What a run cost: bytes by kind, a step in bytes and calls, and arithmetic against the peak."""
+"""What a run cost: bytes, calls, time and who was late, and arithmetic against the peak."""
 
+from ddpz_lite.meter.breakdown import Parts, Step, breakdown
+from ddpz_lite.meter.drift import checksums, drifted
+from ddpz_lite.meter.explain import explain
 from ddpz_lite.meter.held import KINDS, memory
 from ddpz_lite.meter.inside import records_in
 from ddpz_lite.meter.speed import (
@@ -12,17 +15,26 @@ from ddpz_lite.meter.speed import (
 )
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.placement import zero_memory
+from ddpz_lite.wire.trace import Trace, read_trace
 
 __all__ = [
     "KINDS",
     "TIMELINE_KINDS",
     "MemoryTimeline",
+    "Parts",
+    "Step",
+    "Trace",
     "best_seconds",
+    "breakdown",
+    "checksums",
+    "drifted",
+    "explain",
     "home",
     "matmul_peak",
     "memory",
     "moments",
     "ping_pong",
+    "read_trace",
     "records_in",
     "utilization",
     "zero_memory",

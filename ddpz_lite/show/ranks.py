@@ -9,6 +9,7 @@ from typing import Any
 from ddpz_lite.show.canvas import figure, house_style, legend_above
 from ddpz_lite.show.page import show_figure
 from ddpz_lite.show.style import in_seconds, look, seconds_unit
+from ddpz_lite.stretches import gaps, length
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,6 @@ def bars(run: Any) -> list[Bar]:
         ),
         key=lambda bar: (bar.rank, bar.start),
     )
-
-
-def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches of time joined where they overlap, in order."""
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted(stretches):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def gaps(stretches: Iterable[tuple[float, float]], until: float) -> list[tuple[float, float]]:
-    """What the stretches leave free between 0 and `until`."""
-    free, now = [], 0.0
-    for start, end in union(stretches):
-        if start > now:
-            free.append((now, start))
-        now = max(now, end)
-    return [*free, (now, until)] if now < until else free
-
-
-def length(stretches: Iterable[tuple[float, float]]) -> float:
-    """Seconds covered by stretches, overlaps counted once."""
-    return sum(end - start for start, end in union(stretches))
 
 
 def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:

@@ -1,4 +1,4 @@
-"""What a run tells: lines on rank 0, TensorBoard's scalars if asked, and losses for the caller."""
+"""What a run tells: lines on rank 0, losses for the caller; if asked, scalars and a profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..data import Corpus
 from ..strategies.comm import Comm
 from ..strategies.optim import ShardedOptimizer
-from .recipe import Recipe
+from .recipe import PROFILED, UNPROFILED, Recipe
 from .saving import TrainingError
 
 
@@ -59,9 +59,16 @@ class Log:
         self.writer = None
         if self.recipe.tensorboard and self.comm.rank == 0:
             self.writer = summary_writer()(self.recipe.tensorboard, purge_step=first + 1)
+        self.profiler = None
+        if self.recipe.profile and self.recipe.steps - first > UNPROFILED:
+            self.profiler = profiler(self.recipe.profile, self.comm.rank)
+            self.profiler.start()
 
     def add(self, loss: Tensor) -> None:
+        """A step is done."""
         self.pending.append(loss)
+        if self.profiler:
+            self.profiler.step()
 
     def collect(self, step: int) -> None:
         """Add up the ranks' parts of pending losses, in the order of ranks; all ranks call it.
@@ -105,10 +112,20 @@ class Log:
             self.writer.add_scalar(name, value, step)
 
     def end(self, sample: str) -> None:
+        if self.profiler:
+            self.profiler.stop()
         if sample:
             self.say(f"--- sample\n{sample}")
         if self.writer:
             self.writer.close()
+
+
+def profiler(folder: str, rank: int) -> torch.profiler.profile:
+    """Records a few steps of this rank; the file's name is one that TensorBoard's plugin reads."""
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=UNPROFILED, active=PROFILED, repeat=1),
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(folder, f"rank{rank}"),
+    )
 
 
 def summary_writer() -> type:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 AUTO = "auto"
+UNPROFILED, PROFILED = 2, 3  # steps of --profile: the first to warm up, the next to record
 MOST = 2**31 - 1  # of any whole number, so that sums and products of two fit 64 bits
 
 
@@ -85,6 +86,9 @@ class Recipe:
     report: int = _option("files", 10, "steps between two lines of progress", at_least=1)
     validate: int = _option("files", 50, "steps between two validations; 0: none", at_least=0)
     tensorboard: str | None = _option("files", None, "folder for TensorBoard's scalars")
+    profile: str | None = _option(
+        "files", None, "folder for torch.profiler's view of steps 3 to 5, a file for each rank"
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -103,6 +107,10 @@ class Recipe:
             raise ValueError(f"--dropout must be below 1, got {self.dropout}")
         if self.width % self.heads:
             raise ValueError(f"--width {self.width} does not divide into --heads {self.heads}")
+        if self.profile and self.steps <= UNPROFILED:
+            raise ValueError(
+                f"--profile begins after {UNPROFILED} steps, and --steps is {self.steps}"
+            )
         if self.resume and self.checkpoint is None:
             raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
 

@@ -36,6 +36,7 @@ class Record:
     group: tuple[int, ...]  # global ranks
     peer: int | None  # global: the other end of a send or recv, the root of a rooted collective
     group_seq: int | None  # place among the collectives of this group; None for a send or recv
+    waited: tuple[float, float] | None = None  # from when to when the main thread stood in wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,17 @@ class Span:
 class Entry:
     """A record in the making; the hot path fills it."""
 
-    __slots__ = ("call", "events", "finished", "group", "group_seq", "peer", "started", "where")
+    __slots__ = (
+        "call",
+        "events",
+        "finished",
+        "group",
+        "group_seq",
+        "peer",
+        "started",
+        "waited",
+        "where",
+    )
 
     def __init__(
         self, call: Any, group: tuple[int, ...], group_seq: int | None, peer: int | None, where: str
@@ -60,6 +71,7 @@ class Entry:
         self.group, self.group_seq, self.peer = group, group_seq, peer
         self.started = time.monotonic()
         self.finished: float | None = None
+        self.waited: tuple[float, float] | None = None
         self.events: tuple[Any, Any] | None = None  # CUDA events at both ends, with NCCL
 
 
@@ -97,6 +109,7 @@ class Ledger:
             group=entry.group,
             peer=None if entry.peer == -1 else entry.peer,
             group_seq=entry.group_seq,
+            waited=entry.waited and tuple(moment - self.origin for moment in entry.waited),
         )
 
     @contextlib.contextmanager

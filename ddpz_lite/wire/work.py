@@ -141,7 +141,7 @@ class Wired(Work):
         """Block until the result may be used. Raises what the backend raised."""
         if self._over:
             return True
-        board = self._tap.board
+        board, began = self._tap.board, time.monotonic()
         on_board = threading.get_ident() == self._tap.main_thread
         if on_board:
             bounded = self._position["bounded"] or timeout != FOREVER
@@ -158,6 +158,8 @@ class Wired(Work):
         self._over = True
         if self._done is None:
             self._finish_here()
+        if on_board:
+            self._entry.waited = (began, time.monotonic())
         return True
 
     def _wait_inside(self, timeout: timedelta) -> None:

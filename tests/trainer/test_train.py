@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -300,6 +301,7 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
+    "--steps 2 --profile anywhere": "--profile begins after 2 steps, and --steps is 2",
     "--text nowhere.txt": "'nowhere.txt'",
     "--context 2000": "needs 2001",
     "--validate 1 --context 200": "the validation split",
@@ -380,6 +382,32 @@ def test_real_event_files(tmp_path, text):
     result = train(tiny(text, steps=2, report=1, tensorboard=str(tmp_path / "board")))
     board = events.EventAccumulator(str(tmp_path / "board")).Reload()
     assert [e.value for e in board.Scalars("loss")] == pytest.approx(result["losses"])
+
+
+def test_a_profile_of_three_steps_for_each_rank(tmp_path, text, capsys):
+    recipe = tiny(text, steps=7, profile=str(tmp_path / "profile"))
+    assert main([*words(recipe), "--ranks", "2"]) == 0
+    files = sorted((tmp_path / "profile").iterdir())
+    assert [re.sub(r"\d{12,}", "TIME", file.name) for file in files] == [
+        "rank0.TIME.pt.trace.json",  # as TensorBoard's plugin wants it: WORKER.TIME.pt.trace.json
+        "rank1.TIME.pt.trace.json",
+    ]
+    for rank, file in enumerate(files):
+        whole = json.loads(file.read_text())
+        assert whole["distributedInfo"]["rank"] == rank
+        steps = {e["name"] for e in whole["traceEvents"] if "ProfilerStep#" in e["name"]}
+        assert steps == {f"ProfilerStep#{number}" for number in (2, 3, 4)}
+        assert any(e["name"] == "gloo:all_reduce" for e in whole["traceEvents"])
+
+
+def test_a_run_that_ends_early_has_a_shorter_profile_or_none(tmp_path, text):
+    runs = {"steps": 3, "checkpoint": str(tmp_path / "runs"), "save_every": 3}
+    train(tiny(text, **runs, profile=str(tmp_path / "one")))
+    (file,) = (tmp_path / "one").iterdir()
+    assert "ProfilerStep#2" in file.read_text()
+    later = runs | {"steps": 5, "resume": True}
+    train(tiny(text, **later, profile=str(tmp_path / "none")))  # two steps: the profiler warms up
+    assert not (tmp_path / "none").exists()
 
 
 def test_auto_saves_by_young_from_what_a_save_takes(tmp_path, text, monkeypatch):

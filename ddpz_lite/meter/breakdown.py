@@ -1,0 +1,108 @@
+"""Where a step's time goes: computing, exposed communication, waiting for data, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpz_lite.stretches import Stretch, length, minus, union, within
+
+if TYPE_CHECKING:
+    from ddpz_lite.launcher.run import Run
+    from ddpz_lite.wire import Record
+    from ddpz_lite.wire.trace import Trace
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one rank in one step. The first four do not overlap, and their sum is the step."""
+
+    compute: float
+    exposed: float  # communication is under way, and neither compute nor data
+    data: float
+    rest: float
+    hidden: float  # communication under compute or data: it costs nothing
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return self.compute + self.exposed + self.data + self.rest
+
+    @property
+    def communication(self) -> float:
+        return self.exposed + self.hidden
+
+    @property
+    def own(self) -> float:
+        """What this rank would take if it never waited for another."""
+        return self.seconds - self.exposed
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on all ranks."""
+
+    ranks: tuple[Parts, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The rank that the others wait for: the one with the most compute + data + rest."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].own)
+
+    @property
+    def parts(self) -> Parts:
+        """Of the slowest rank, for it decides how long the step takes; a mean would hide it."""
+        return self.ranks[self.slowest]
+
+
+def breakdown(
+    run: Run | Trace, step: str = "step", data: Collection[str] = ("data",)
+) -> list[Step]:
+    """The parts of each step, in order; the first ones are often warm-up.
+
+    run: of `dz.launch`, or what `read_trace` read. step, data: names of spans, `with dz.span(...)`.
+    A span of any other name inside a step counts as compute, less the time in which its rank stood
+    in `wait()`. On a GPU a span that is to count must end with a synchronize.
+
+    Raises ValueError if there is no such step, or not equally many on all ranks.
+    """
+    found = [_steps(run, rank, step, data) for rank in range(run.world_size)]
+    counts = [len(steps) for steps in found]
+    if not counts[0] or len(set(counts)) > 1:
+        raise ValueError(
+            f"breakdown: the ranks have {', '.join(map(str, counts))} spans named {step!r}; each "
+            f"must have as many, and one at least. Cure: with dz.span({step!r}): around a step."
+        )
+    return [Step(ranks) for ranks in zip(*found, strict=True)]
+
+
+def _steps(run: Run | Trace, rank: int, step: str, data: Collection[str]) -> list[Parts]:
+    spans = sorted((s for s in run.spans if s.rank == rank), key=lambda s: s.started)
+    calls = [record for record in run.ledger if record.rank == rank]
+    loading = [(s.started, s.finished) for s in spans if s.name in data]
+    working = [(s.started, s.finished) for s in spans if s.name not in (step, *data)]
+    return [parts(s.started, s.finished, working, loading, calls) for s in spans if s.name == step]
+
+
+def parts(
+    start: float,
+    end: float,
+    working: list[Stretch],
+    loading: list[Stretch],
+    calls: list[Record],
+) -> Parts:
+    """The parts of one rank's time from `start` to `end`."""
+    waits = [record.waited for record in calls if record.waited]
+    flights = [(r.started, end if r.finished is None else r.finished) for r in calls]
+    traffic = union(within([*flights, *waits], start, end))
+    compute = minus(within(working, start, end), waits)
+    data = minus(minus(within(loading, start, end), waits), compute)
+    exposed = minus(traffic, [*compute, *data])
+    return Parts(
+        compute=length(compute),
+        exposed=length(exposed),
+        data=length(data),
+        rest=length(minus([(start, end)], [*compute, *data, *exposed])),
+        hidden=length(traffic) - length(exposed),
+    )

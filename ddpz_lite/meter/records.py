@@ -1,0 +1,198 @@
+"""What ranks called, read from a trace of `Run.trace` or from torch's own flight records.
+
+torch keeps the last calls of each rank in a ring (TORCH_FR_BUFFER_SIZE) and writes them when NCCL's
+watchdog gives up (TORCH_FR_DUMP_TEMP_FILE), or when asked: `_dump_fr_trace`, the debug server. A
+file holds one rank's calls, as a pickle or as JSON, and its name ends in the rank's number.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, and torch.distributed.flight_recorder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ddpz_lite import callsite
+from ddpz_lite.wire.trace import Trace, read_trace
+
+FREE = re.compile(r"gather|scatter|reduce_scatter_v|all_?to_?all.*|.*coalesced|send|recv|barrier")
+MESSAGE = re.compile(r"(?P<op>send|recv) (?P<here>\d+)(->|<-)(?P<there>\d+)")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one rank. number: its place among the calls of its group (of its channel)."""
+
+    rank: int
+    group: tuple[int, ...]  # global ranks
+    label: str  # the group's name; two groups may have the same ranks
+    number: int
+    op: str
+    what: str  # what the ranks of the group must agree on: "float32, 12 elements"; "" if nothing
+    where: str
+    at: float  # seconds: when the rank called
+    ended: float | None  # None: not over when the record was written
+    peer: int | None  # of a send or recv: the other end
+
+    def __str__(self) -> str:
+        if self.peer is not None:
+            way = "to" if self.op == "send" else "from"
+            return f"{self.op} {way} rank {self.peer} ({self.where})"
+        return f"{self.op} #{self.number} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The calls of a job, of each rank in order, from `source` ("a trace", "flight records")."""
+
+    source: str
+    calls: dict[int, list[Call]]
+    ranks: tuple[int, ...]  # all that the job had, also those of which there is no record
+    trace: Trace | None = None
+
+
+def read_records(paths: Iterable[str | Path]) -> Records:
+    """The calls in these files, or in all files of these folders.
+
+    Raises OSError for a file that is not there, ValueError for one that is neither kind, or for
+    kinds mixed.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    if not files:
+        raise ValueError(
+            "explain: there is no file to read. Cure: name a trace, or flight records."
+        )
+    loaded = {file: _load(file) for file in files}
+    traces = [file for file, whole in loaded.items() if "traceEvents" in whole]
+    if not traces:
+        return _flights(loaded)
+    if len(files) > 1:
+        raise ValueError(
+            f"explain: {traces[0]} is a trace of a whole job, and {len(files)} files were named. "
+            "Cure: explain one trace at a time."
+        )
+    return _traced(read_trace(traces[0]))
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+
+
+class _PlainData(pickle.Unpickler):
+    """A pickle is a program; one that asks for anything but plain data is not run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, and plain data asks for nothing"
+        )
+
+
+def _load(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    try:
+        if data[:1] == b"\x80":
+            whole = _PlainData(io.BytesIO(data)).load()
+        elif data[:2] == b"\x1f\x8b":
+            whole = {"traceEvents": ...}  # read_trace unpacks it
+        else:
+            whole = json.loads(data)
+    except (ValueError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"explain: {file} is neither a trace nor a flight record: {error}"
+        ) from error
+    if not isinstance(whole, dict) or not {"traceEvents", "entries"} & whole.keys():
+        raise ValueError(
+            f"explain: {file} is neither a trace nor a flight record. Cure: name what run.trace() "
+            "or torch's flight recorder wrote."
+        )
+    return whole
+
+
+# -- a trace ---------------------------------------------------------------------------------------
+
+
+def _traced(trace: Trace) -> Records:
+    calls: dict[int, list[Call]] = {rank: [] for rank in range(trace.world_size)}
+    for r in trace.ledger:
+        message = r.op in ("send", "recv")
+        calls[r.rank].append(
+            Call(
+                rank=r.rank,
+                group=r.group,
+                label=str(r.group),
+                number=-1 if message else r.group_seq,
+                op=r.op,
+                what="" if FREE.fullmatch(r.op) else r.dtype,  # sizes: the wire has compared them
+                where=r.where,
+                at=r.started,
+                ended=r.finished,
+                peer=r.peer if message else None,
+            )
+        )
+    return Records("a trace", calls, tuple(range(trace.world_size)), trace)
+
+
+# -- flight records --------------------------------------------------------------------------------
+
+
+def _flights(loaded: dict[Path, dict[str, Any]]) -> Records:
+    calls: dict[int, list[Call]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
+    by_rank = {_rank_of(file): whole for file, whole in loaded.items()}
+    if len(by_rank) < len(loaded):
+        raise ValueError("explain: two files are of one rank. Cure: name one dump of each rank.")
+    for whole in by_rank.values():
+        for name, about in whole.get("pg_config", {}).items():
+            groups[name] = tuple(int(rank) for rank in re.findall(r"\d+", str(about["ranks"])))
+    everyone = tuple(sorted({*by_rank, *(rank for ranks in groups.values() for rank in ranks)}))
+    for rank, whole in by_rank.items():
+        calls[rank] = [_flown(rank, entry, groups, everyone) for entry in whole["entries"]]
+    return Records("flight records", calls, everyone)
+
+
+def _rank_of(file: Path) -> int:
+    number = re.search(r"(\d+)(\.json|\.pickle|\.pkl)?$", file.name)
+    if number is None:
+        raise ValueError(
+            f"explain: the name {file.name} does not end in a rank, as torch's dumps do. "
+            "Cure: name it, say, record_3 for rank 3."
+        )
+    return int(number[1])
+
+
+def _flown(
+    rank: int, entry: dict[str, Any], groups: dict[str, tuple[int, ...]], everyone: tuple[int, ...]
+) -> Call:
+    name = str(entry["process_group"][0])
+    members = groups.get(name) or everyone
+    op = entry["profiling_name"].partition(":")[2]
+    message, peer = MESSAGE.fullmatch(op), None
+    if message:
+        op, peer = message["op"], members[int(message["there"])]
+    frames = entry.get("frames", [])
+    own = [f for f in frames if not callsite.is_library(f["filename"])]
+    ended = entry.get("time_discovered_completed_ns")
+    if ended is None and (entry["state"] == "completed" or entry.get("retired")):
+        ended = entry["time_created_ns"]  # over, and nobody noted when
+    sizes = entry["input_sizes"]
+    elements = sum(map(prod, sizes))
+    kinds = ", ".join(dict.fromkeys(map(str, entry.get("input_dtypes", []))))
+    return Call(
+        rank=rank,
+        group=members,
+        label=name,
+        number=-1 if message else entry["collective_seq_id"],
+        op=op,
+        what="" if FREE.fullmatch(op) else f"{kinds}, {elements:,} elements",
+        where=callsite.label(own[0]["filename"], own[0]["line"]) if own else "?",
+        at=entry["time_created_ns"] / 1e9,
+        ended=None if ended is None else ended / 1e9,
+        peer=peer,
+    )

@@ -1,0 +1,262 @@
+"""Traces: valid by schema, all ranks on one clock, read back as they were, opened by a browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import jsonschema
+import pytest
+import torch
+import torch.distributed as dist
+
+import ddpz_lite as dz
+from ddpz_lite.cli import machine
+from ddpz_lite.launcher import Run
+from ddpz_lite.meter import read_trace
+from ddpz_lite.wire import Record, Span
+
+# Google's "Trace Event Format": the phases that occur here, and what each must have.
+MOMENT = {"type": "number", "minimum": 0}
+WHOLE = {"type": "integer", "minimum": 0}
+SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "otherData": {"type": "object"},
+        "traceEvents": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/event"}},
+    },
+    "$defs": {
+        "event": {
+            "type": "object",
+            "required": ["ph", "name", "pid"],
+            "properties": {
+                "name": {"type": "string"},
+                "cat": {"type": "string"},
+                "ph": {"enum": ["X", "B", "M", "i", "s", "t", "f", "C", "b", "e", "n"]},
+                "pid": WHOLE,
+                "tid": WHOLE,
+                "ts": MOMENT,
+                "dur": MOMENT,
+                "args": {"type": "object"},
+                "id": {"type": ["integer", "string"]},
+                "s": {"enum": ["g", "p", "t"]},
+            },
+            "allOf": [
+                {
+                    "if": {"properties": {"ph": {"const": "M"}}},
+                    "then": {
+                        "required": ["args"],
+                        "properties": {
+                            "name": {"enum": ["process_name", "process_sort_index", "thread_name"]}
+                        },
+                    },
+                    "else": {"required": ["ts", "tid"]},
+                },
+                {"if": {"properties": {"ph": {"const": "X"}}}, "then": {"required": ["dur"]}},
+                {
+                    "if": {"properties": {"ph": {"enum": ["s", "t", "f", "b", "e", "n"]}}},
+                    "then": {"required": ["id", "cat"]},
+                },
+            ],
+        }
+    },
+}
+
+
+def record(rank, seq, started, finished, op="all_reduce", waited=None, group=(0, 1), peer=None):
+    number = None if op in ("send", "recv") else seq
+    return Record(
+        rank, seq, op, "float32", 4, 16, started, finished, "a.py:3", group, peer, number, waited
+    )
+
+
+def a_run(*ledger: Record, spans=(), world=2) -> Run:
+    return Run([None] * world, 1.0, "gloo", list(ledger), list(spans), began=1000.0)
+
+
+def events_of(path) -> list[dict]:
+    """The events of a file that is valid, and in which tracks hold only what nests."""
+    whole = json.loads(path.read_text())
+    jsonschema.validate(whole, SCHEMA)
+    tracks = defaultdict(list)
+    for event in whole["traceEvents"]:
+        if event["ph"] == "X" and event["cat"] in ("span", "wait", "communication"):
+            tracks[event["pid"], event["tid"]].append(event)
+    for track in tracks.values():
+        for one, other in pairwise(sorted(track, key=lambda e: (e["ts"], -e["dur"]))):
+            end, start = one["ts"] + one["dur"], other["ts"]
+            inside = other["cat"] != "communication" and start + other["dur"] <= end + 1e-6
+            assert start >= end - 1e-6 or inside, (one, other)
+    return whole["traceEvents"]
+
+
+def steps():
+    x = torch.ones(1000)
+    for _ in range(2):
+        with dz.span("step"):
+            with dz.span("forward"):
+                time.sleep(0.002)
+            works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+            with dz.span("backward"):
+                dist.broadcast(x, 0)
+            for work in works:
+                work.wait()
+    if dist.get_rank() < 2:
+        (dist.send if dist.get_rank() else dist.recv)(x, 1 - dist.get_rank())
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_run_is_written_and_read_back(world, tmp_path):
+    run = dz.launch(steps, world)
+    run.trace(tmp_path / "trace.json")
+    events = events_of(tmp_path / "trace.json")
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {rank: f"rank {rank}" for rank in range(world)}
+    read = read_trace(tmp_path / "trace.json")
+    assert read.world_size == world
+    for before, after in ((run.ledger, read.ledger), (run.spans, read.spans)):
+        assert [nanoseconds(one) for one in before] == [nanoseconds(one) for one in after]
+    for r in run.ledger:  # whoever called waited, and not before it had called
+        assert r.started <= r.waited[0] + 1e-3 and r.waited[0] <= r.waited[1] <= run.seconds
+
+
+def nanoseconds(one):
+    """A record or a span with whole nanoseconds for its times."""
+    times = {name: round(1e9 * getattr(one, name)) for name in ("started", "finished")}
+    if isinstance(one, Record):
+        times["waited"] = tuple(round(1e9 * moment) for moment in one.waited)
+    return replace(one, **times)
+
+
+def test_a_call_that_never_ended_only_begins(tmp_path):
+    a_run(record(0, 0, 0.1, None), record(1, 0, 0.2, 0.3)).trace(tmp_path / "t.json")
+    assert [e["ph"] for e in events_of(tmp_path / "t.json") if e["ph"] in "XB"] == ["B", "X"]
+    assert [r.finished for r in read_trace(tmp_path / "t.json").ledger] == [None, 0.3]
+
+
+def test_what_overlaps_gets_a_track_of_its_own(tmp_path):
+    calls = [record(0, 0, 0.0, 0.5), record(0, 1, 0.1, 0.3), record(0, 2, 0.3, 0.4)]
+    spans = [Span(0, "step", 0.0, 0.5), Span(0, "forward", 0.1, 0.2), Span(0, "other", 0.4, 0.6)]
+    a_run(*calls, spans=spans).trace(tmp_path / "t.json")
+    events = [e for e in events_of(tmp_path / "t.json") if e["ph"] == "X"]
+    tracks = {e["name"] if e["cat"] == "span" else e["args"]["seq"]: e["tid"] for e in events}
+    assert tracks == {"step": 0, "forward": 0, "other": 1, 0: 2, 1: 3, 2: 3}
+
+
+def test_offsets_and_drift_are_taken_away(tmp_path):
+    """Rank 1's clock is an hour ahead and gains a second in a thousand; rank 2's is behind."""
+    straight = a_run(*(record(rank, 0, 2.0, 3.0, waited=(2.5, 3.0)) for rank in range(3)), world=3)
+    clocks = [0.0, (3600.0, 1e-3), -7.25]
+
+    def bend(moment, rank):
+        ahead, gains = clocks[rank] if rank == 1 else (clocks[rank], 0.0)
+        return moment * (1 + gains) + ahead
+
+    bent = replace(
+        straight,
+        ledger=[
+            replace(r, started=bend(2.0, r.rank), finished=bend(3.0, r.rank), waited=None)
+            for r in straight.ledger
+        ],
+    )
+    bent.trace(tmp_path / "after.json", offsets=clocks)
+    for after in read_trace(tmp_path / "after.json").ledger:
+        assert (after.started, after.finished) == pytest.approx((2.0, 3.0), abs=1e-8)
+    facts = json.loads((tmp_path / "after.json").read_text())["otherData"]
+    assert facts["offset_seconds"] == [0.0, 3600.0, -7.25]
+    assert facts["offset_gained_per_second"] == [0.0, 1e-3, 0.0]
+    bent.trace(tmp_path / "before.json")  # rank 2 began before 0: the file has no negative time
+    assert min(e["ts"] for e in events_of(tmp_path / "before.json") if "ts" in e) == 0
+
+
+def profiled(folder):
+    dist.barrier()
+    with dz.span("around"):
+        time.sleep(0.05)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with dz.span("before"):
+                time.sleep(0.02)
+            with torch.profiler.record_function("marked"):
+                dist.all_reduce(torch.ones(4))
+            with dz.span("after"):
+                time.sleep(0.02)
+        time.sleep(0.05)
+    profile.export_chrome_trace(f"{folder}/profile{dist.get_rank()}.json")
+
+
+def test_the_profilers_events_lie_beside_the_ranks_own(tmp_path):
+    run = dz.launch(profiled, 2, args=(str(tmp_path),))
+    profiles = sorted(tmp_path.glob("profile*.json"))
+    run.trace(tmp_path / "t.json", profiles=profiles)
+    events = events_of(tmp_path / "t.json")
+    for rank in (0, 1):
+        mine = {e["name"]: e for e in events if e["pid"] == rank and e["ph"] == "X"}
+        before, marked, after = mine["before"], mine["marked"], mine["after"]
+        assert before["ts"] + before["dur"] / 2 < marked["ts"]  # by 10 ms: the clocks agree
+        assert marked["ts"] + marked["dur"] < after["ts"] + after["dur"] / 2
+        assert mine["all_reduce"]["tid"] < 1000 <= marked["tid"]
+    assert len(read_trace(tmp_path / "t.json").ledger) == len(run.ledger)
+    ids = {e["id"] for e in events if e["ph"] == "s"}
+    assert all(e["id"] in ids for e in events if e["ph"] == "f")
+
+
+def test_what_cannot_be_written_or_read(tmp_path):
+    path, run = tmp_path / "t.json", a_run(record(0, 0, 0.1, 0.2))
+    with pytest.raises(ValueError, match=r"recorded nothing. Cure: launch with record=True"):
+        a_run().trace(path)
+    with pytest.raises(ValueError, match=r"3 offsets for 2 ranks. Cure: one number a rank"):
+        run.trace(path, offsets=[0, 1, 2])
+    path.write_text(json.dumps({"traceEvents": []}))
+    with pytest.raises(ValueError, match=r"does not say which rank it is of. Cure: let"):
+        run.trace(path, profiles=[path])
+    with pytest.raises(ValueError, match=r"is no trace of run.trace\(\)"):
+        read_trace(path)
+    path.write_text(json.dumps({"traceEvents": [], "distributedInfo": {"rank": 2}}))
+    with pytest.raises(ValueError, match="is of rank 2, and this run had 2"):
+        run.trace(path, profiles=[path])
+    path.write_text("[")
+    with pytest.raises(ValueError, match="is not JSON"):
+        read_trace(path)
+
+
+@pytest.mark.extra
+@pytest.mark.skipif(machine.browser() is None, reason="no Chromium on this machine")
+def test_chromes_own_viewer_opens_it(tmp_path):
+    """chrome://tracing imports the file and finds the ranks and the calls in it."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    run = dz.launch(steps, 2)
+    run.trace(tmp_path / "t.json")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=machine.browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        try:
+            page = browser.new_page()
+            page.goto("chrome://tracing")
+            found = page.evaluate(OPEN, (tmp_path / "t.json").read_text())
+        finally:
+            browser.close()
+    assert found["errors"] == []
+    assert sorted(found["processes"]) == ["rank 0", "rank 1"]
+    assert found["slices"]["all_reduce"] == sum(r.op == "all_reduce" for r in run.ledger)
+    assert found["slices"]["step"] == 4
+
+
+OPEN = """async text => {
+    const model = new tr.Model();
+    const importer = new tr.importer.Import(model);
+    await importer.importTracesWithProgressDialog([text]);
+    const slices = {};
+    for (const slice of model.descendentEvents())
+        slices[slice.title] = (slices[slice.title] || 0) + 1;
+    return {
+        errors: model.importWarnings.map(warning => warning.message),
+        processes: model.getAllProcesses().map(process => process.name),
+        slices,
+    };
+}"""

@@ -41,7 +41,7 @@ def within(stretches: Iterable[Stretch], start: float, end: float) -> list[Stret
 
 def gaps(stretches: Iterable[Stretch], until: float) -> list[Stretch]:
     """What the stretches leave free between 0 and `until`."""
-    return minus([(0.0, until)], stretches)
+    return minus([(0, until)], stretches)
 
 
 def length(stretches: Iterable[Stretch]) -> float:

@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from ddpz_lite.meter.breakdown import Parts, breakdown, parts
 from ddpz_lite.meter.records import Call, Records, read_records
-from ddpz_lite.stretches import length, minus
+from ddpz_lite.stretches import Stretch, length, minus
 from ddpz_lite.wire.trace import Trace
 
 MEETING = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -95,7 +95,7 @@ def _waiting(records: Records) -> list[str]:
     needs: dict[int, tuple[Call, set[int]]] = {}
     for rank, calls in sorted(records.calls.items()):
         for call in calls:
-            if call.ended is None and rank not in needs:
+            if not call.over and rank not in needs:
                 missing = _missing(records, call, made)
                 if missing:
                     needs[rank] = call, missing
@@ -136,13 +136,11 @@ def _not_called(records: Records, rank: int, call: Call) -> str:
 
 def _unfinished(records: Records) -> list[str]:
     """Calls that all have made and that are not over."""
-    calls = [c for of_rank in records.calls.values() for c in of_rank if c.ended is None]
+    calls = [c for of_rank in records.calls.values() for c in of_rank if not c.over]
     if not calls:
         return []
-    first = min(calls, key=lambda call: call.at)
-    return [
-        f"{first} was not over on {_ranks(sorted({c.rank for c in calls}))}, though all called it"
-    ]
+    first, ranks = min(calls, key=lambda call: call.at), sorted({call.rank for call in calls})
+    return [f"{first} was not over on {_ranks(ranks)}, though all ranks known of it had called it"]
 
 
 # -- a rank that is late ---------------------------------------------------------------------------
@@ -157,13 +155,13 @@ def _late(records: Records, rows: Rows) -> list[str]:
     later = {
         key: row for key, row in rows.items() if key[1] > min(n for g, n in rows if g == key[0])
     }
-    cost: dict[int, list[float]] = defaultdict(list)  # by rank: seconds per call where it was last
+    cost: dict[int, list[Stretch]] = defaultdict(list)  # by rank: while the others stood waiting
     for row in (later or rows).values():  # the first call of a group also waits for the start
         last = max(row.values(), key=lambda call: call.at)
-        cost[last.rank].append(mean(last.at - c.at for c in row.values() if c is not last))
+        cost[last.rank].append((mean(c.at for c in row.values() if c is not last), last.at))
     if not cost:
         return []
-    sums = {rank: sum(seconds) for rank, seconds in cost.items()}
+    sums = {rank: length(stretches) for rank, stretches in cost.items()}
     worst = max(sums, key=sums.__getitem__)
     calls = sum(map(len, cost.values()))
     words = (
@@ -172,7 +170,7 @@ def _late(records: Records, rows: Rows) -> list[str]:
     )
     if sums[worst] <= STANDS_OUT * (sum(sums.values()) - sums[worst]):
         return [f"no rank was late more than all others; most of all rank {worst}: {words}"]
-    told = [f"rank {worst} was late: {words}, {_time(median(cost[worst]))} each"]
+    told = [f"rank {worst} was late: {words}"]
     return told + (_why(records.trace, worst, sums[worst]) if records.trace else [])
 
 

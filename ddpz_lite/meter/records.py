@@ -13,6 +13,7 @@ import io
 import json
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -38,7 +39,8 @@ class Call:
     what: str  # what the ranks of the group must agree on: "float32, 12 elements"; "" if nothing
     where: str
     at: float  # seconds: when the rank called
-    ended: float | None  # None: not over when the record was written
+    over: bool  # when the record was written
+    ended: float | None  # seconds; None where nobody noted it
     peer: int | None  # of a send or recv: the other end
 
     def __str__(self) -> str:
@@ -61,8 +63,8 @@ class Records:
 def read_records(paths: Iterable[str | Path]) -> Records:
     """The calls in these files, or in all files of these folders.
 
-    Raises OSError for a file that is not there, ValueError for one that is neither kind, or for
-    kinds mixed.
+    Raises OSError for a file that is not there, ValueError for one that is neither kind, and for a
+    trace that is not alone.
     """
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
@@ -132,6 +134,7 @@ def _traced(trace: Trace) -> Records:
                 what="" if FREE.fullmatch(r.op) else r.dtype,  # sizes: the wire has compared them
                 where=r.where,
                 at=r.started,
+                over=r.finished is not None,
                 ended=r.finished,
                 peer=r.peer if message else None,
             )
@@ -143,18 +146,28 @@ def _traced(trace: Trace) -> Records:
 
 
 def _flights(loaded: dict[Path, dict[str, Any]]) -> Records:
-    calls: dict[int, list[Call]] = {}
-    groups: dict[str, tuple[int, ...]] = {}
     by_rank = {_rank_of(file): whole for file, whole in loaded.items()}
     if len(by_rank) < len(loaded):
         raise ValueError("explain: two files are of one rank. Cure: name one dump of each rank.")
-    for whole in by_rank.values():
-        for name, about in whole.get("pg_config", {}).items():
-            groups[name] = tuple(int(rank) for rank in re.findall(r"\d+", str(about["ranks"])))
-    everyone = tuple(sorted({*by_rank, *(rank for ranks in groups.values() for rank in ranks)}))
+    members: dict[str, set[int]] = defaultdict(set)  # NCCL notes them; of gloo, who has called
     for rank, whole in by_rank.items():
-        calls[rank] = [_flown(rank, entry, groups, everyone) for entry in whole["entries"]]
-    return Records("flight records", calls, everyone)
+        for name, about in whole.get("pg_config", {}).items():
+            members[name] |= {int(number) for number in re.findall(r"\d+", str(about["ranks"]))}
+        for entry in whole["entries"]:
+            members[entry["process_group"][0]].add(rank)
+    everyone = {rank for ranks in (by_rank, *members.values()) for rank in ranks}
+    groups = {name: tuple(sorted(ranks)) for name, ranks in members.items()}
+    groups |= {
+        entry["process_group"][0]: tuple(sorted(everyone))
+        for whole in by_rank.values()
+        for entry in whole["entries"]
+        if entry["process_group"][1] == "default_pg"
+    }
+    calls = {
+        rank: [_flown(rank, entry, groups[entry["process_group"][0]]) for entry in whole["entries"]]
+        for rank, whole in sorted(by_rank.items())
+    }
+    return Records("flight records", calls, tuple(sorted(everyone)))
 
 
 def _rank_of(file: Path) -> int:
@@ -167,32 +180,25 @@ def _rank_of(file: Path) -> int:
     return int(number[1])
 
 
-def _flown(
-    rank: int, entry: dict[str, Any], groups: dict[str, tuple[int, ...]], everyone: tuple[int, ...]
-) -> Call:
-    name = str(entry["process_group"][0])
-    members = groups.get(name) or everyone
-    op = entry["profiling_name"].partition(":")[2]
-    message, peer = MESSAGE.fullmatch(op), None
-    if message:
+def _flown(rank: int, entry: dict[str, Any], members: tuple[int, ...]) -> Call:
+    """An entry. gloo notes only when it began, and "retired" where NCCL says "completed"."""
+    op, peer = entry["profiling_name"].partition(":")[2], None
+    if message := MESSAGE.fullmatch(op):
         op, peer = message["op"], members[int(message["there"])]
-    frames = entry.get("frames", [])
-    own = [f for f in frames if not callsite.is_library(f["filename"])]
+    frames = [f for f in entry.get("frames", []) if not callsite.is_library(f["filename"])]
     ended = entry.get("time_discovered_completed_ns")
-    if ended is None and (entry["state"] == "completed" or entry.get("retired")):
-        ended = entry["time_created_ns"]  # over, and nobody noted when
-    sizes = entry["input_sizes"]
-    elements = sum(map(prod, sizes))
-    kinds = ", ".join(dict.fromkeys(map(str, entry.get("input_dtypes", []))))
+    elements = sum(map(prod, entry["input_sizes"]))
+    kinds = " and ".join(dict.fromkeys(entry["input_dtypes"]))
     return Call(
         rank=rank,
         group=members,
-        label=name,
+        label=entry["process_group"][0],
         number=-1 if message else entry["collective_seq_id"],
         op=op,
         what="" if FREE.fullmatch(op) else f"{kinds}, {elements:,} elements",
-        where=callsite.label(own[0]["filename"], own[0]["line"]) if own else "?",
+        where=callsite.label(frames[0]["filename"], frames[0]["line"]) if frames else "?",
         at=entry["time_created_ns"] / 1e9,
-        ended=None if ended is None else ended / 1e9,
+        over=bool(entry["state"] == "completed" or entry.get("retired")),
+        ended=ended / 1e9 if ended else None,
         peer=peer,
     )

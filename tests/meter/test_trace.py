@@ -1,4 +1,4 @@
-"""Traces: valid by schema, all ranks on one clock, read back as they were, opened by a browser."""
+"""Traces: valid by schema, all ranks on one clock, read back as they were."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.cli import machine
 from ddpz_lite.launcher import Run
 from ddpz_lite.meter import read_trace
 from ddpz_lite.wire import Record, Span
@@ -222,41 +221,3 @@ def test_what_cannot_be_written_or_read(tmp_path):
     path.write_text("[")
     with pytest.raises(ValueError, match="is not JSON"):
         read_trace(path)
-
-
-@pytest.mark.extra
-@pytest.mark.skipif(machine.browser() is None, reason="no Chromium on this machine")
-def test_chromes_own_viewer_opens_it(tmp_path):
-    """chrome://tracing imports the file and finds the ranks and the calls in it."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    run = dz.launch(steps, 2)
-    run.trace(tmp_path / "t.json")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=machine.browser(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        try:
-            page = browser.new_page()
-            page.goto("chrome://tracing")
-            found = page.evaluate(OPEN, (tmp_path / "t.json").read_text())
-        finally:
-            browser.close()
-    assert found["errors"] == []
-    assert sorted(found["processes"]) == ["rank 0", "rank 1"]
-    assert found["slices"]["all_reduce"] == sum(r.op == "all_reduce" for r in run.ledger)
-    assert found["slices"]["step"] == 4
-
-
-OPEN = """async text => {
-    const model = new tr.Model();
-    const importer = new tr.importer.Import(model);
-    await importer.importTracesWithProgressDialog([text]);
-    const slices = {};
-    for (const slice of model.descendentEvents())
-        slices[slice.title] = (slices[slice.title] || 0) + 1;
-    return {
-        errors: model.importWarnings.map(warning => warning.message),
-        processes: model.getAllProcesses().map(process => process.name),
-        slices,
-    };
-}"""

@@ -353,7 +353,7 @@ WRONG = {
         Wrong(
             "looks at sizes alone",
             culprit(kind='c["elements"]'),
-            "is alone with another dtype",
+            "is alone with another op",
             DIFFERS,
         ),
         Wrong(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import html
 import linecache
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -53,7 +54,7 @@ def seen(number: int) -> list[tuple[str, str]]:
     try:
         found = run(number)
     except (RankFailed, CollectiveMismatch) as error:
-        return [("the launcher's report", str(error))]
+        return [("the launcher's report", re.sub(r" object at 0x[0-9a-f]+", "", str(error)))]
     alone = run(number, 1) if bug.compare else None
     return [(name, look(found, alone)) for name, look in bug.looks]
 

@@ -122,7 +122,7 @@ GUIDE: dict[int, Bug] = {
     2: Bug(
         title="It stops some time after step 5, never at the same step",
         symptom="Early stopping was added last week. Since then jobs stand still near their end.",
-        thread="ultralytics/yolov5#8345",
+        thread="Lightning-AI/pytorch-lightning#379",
         found_by="the launcher's report: who has returned",
         answers=(
             right(
@@ -172,7 +172,7 @@ GUIDE: dict[int, Bug] = {
         symptom="A model that calls its head once a round of a conversation. Under DDP it trains;"
         " under ZeRO-3 it stops as soon as two conversations differ in length.",
         thread="deepspeedai/DeepSpeed#7998",
-        found_by="the launcher's report: one more call on one rank",
+        found_by="the message: ranks compare what the first forward gathers",
         answers=(
             wrong("line 11: two layers of one class", "Each is a unit of its own; that is right."),
             right(
@@ -245,7 +245,7 @@ GUIDE: dict[int, Bug] = {
         symptom="One model, two tasks in turn. It fails in the second step on every rank, and not"
         " with one process.",
         thread="pytorch/pytorch#43259",
-        found_by="DDP's own message, which lists the parameters by number",
+        found_by="DDP's own message; TORCH_DISTRIBUTED_DEBUG=INFO adds the names",
         answers=(
             wrong("line 10: a ModuleList hides its parameters", "It registers them; a list would."),
             wrong("line 21: zero_grad() sets gradients to None", "DDP is at ease with that."),
@@ -286,7 +286,7 @@ GUIDE: dict[int, Bug] = {
         symptom="Each rank makes the group that it is in. Sometimes it stops, sometimes a rank"
         " talks to a stranger.",
         thread="pytorch/pytorch#25390",
-        found_by="the launcher's report",
+        found_by="the launcher's report: who never came",
         world=4,
         timeout=6.0,
         answers=(
@@ -486,7 +486,7 @@ GUIDE: dict[int, Bug] = {
         title="Short texts count more",
         symptom="The loss goes down on both ranks. A model trained on one GPU comes out slightly"
         " better, whatever the seed.",
-        thread="meta-pytorch/torchtune#1875",
+        thread="huggingface/transformers#34373",
         found_by="one process on the same batch",
         looks=(("losses", losses), ("one process", one_process)),
         compare=True,
@@ -517,7 +517,7 @@ GUIDE: dict[int, Bug] = {
         title="Clipping that depends on the number of ranks",
         symptom="A sharded optimizer, clipping at 1.0 as before. It trains, a little faster than"
         " before, and nobody minds.",
-        thread="pytorch/pytorch#170862",
+        thread="pytorch/pytorch#72548",
         found_by="the norms, which differ by rank; one process",
         looks=(("losses", losses), ("norms", value_of("norms")), ("one process", one_process)),
         compare=True,
@@ -571,7 +571,7 @@ GUIDE: dict[int, Bug] = {
     20: Bug(
         title="A contrastive loss that learns worse on more GPUs",
         symptom="Each image is compared with all images of all ranks. The loss goes down.",
-        thread="mlfoundations/open_clip#616",
+        thread="HobbitLong/SupContrast#26",
         found_by="one process on the same batch",
         looks=(("losses", losses), ("one process", one_process)),
         compare=True,
@@ -584,8 +584,7 @@ GUIDE: dict[int, Bug] = {
                 " tensors.",
             ),
         ),
-        lesson="A gather with a backward sums what all ranks send back. With an all-reduce in"
-        " place of the identity, that is one line in a `torch.autograd.Function`.",
+        lesson="A gather with a backward sums what the losses of all ranks say of each row.",
         mend=(
             (
                 "    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]\n"

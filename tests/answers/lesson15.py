@@ -554,9 +554,176 @@ def mended_fit(weight, batches, held_out, rate, epochs):
 }
 
 RIGHT = {
-    "15.offsets": [("four times of an exchange", align())],
-    "15.culprit": [("small groups first", culprit())],
-    "15.breakdown": [("as in the solution", breakdown())],
-    "15.trains": [("gradients one by one", trains())],
-    "15.stops": [("as in the solution", stops())],
+    "15.offsets": [
+        ("four times of an exchange", align()),
+        (
+            "rank 0 asks, and tells what it found",
+            """
+def align(clock, send, recv, rest):
+    me, world = dist.get_rank(), dist.get_world_size()
+
+    def ask(peer):
+        best = None
+        for _ in range(8):
+            left = clock()
+            send(0.0, peer)
+            theirs = recv(peer)
+            back = clock()
+            if best is None or back - left < best[0]:
+                best = (back - left, theirs, (left + back) / 2 - theirs)
+        for value in best:
+            send(value, peer)
+
+    def answer():
+        for _ in range(8):
+            recv(0)
+            send(clock(), 0)
+        return [recv(0) for _ in range(3)]
+
+    found = []
+    for turn in range(2):
+        if turn:
+            rest()
+        if me:
+            found.append(answer())
+        else:
+            for peer in range(1, world):
+                ask(peer)
+    if me == 0:
+        return [0.0, 0.0, 0.0]
+    (_, t, first), (trip, later, second) = found
+    drift = (second - first) / (later - t)
+    return [second + drift * (clock() - later), drift, trip / 2]
+""",
+        ),
+    ],
+    "15.culprit": [
+        ("small groups first", culprit()),
+        (
+            "walks through the waiting ranks",
+            """
+def culprit(records):
+    def mine(rank, group):
+        return [c for c in records[rank]["calls"] if c["group"] == group]
+
+    def stuck(rank):
+        calls = records[rank]["calls"]
+        return calls[-1] if calls and not calls[-1]["done"] else None
+
+    for record in records:
+        call = stuck(record["rank"])
+        if call is None:
+            continue
+        group = call["group"]
+        number = len(mine(record["rank"], group)) - 1
+        absent = [r for r in group if len(mine(r, group)) <= number]
+        if absent:
+            if len(absent) == 1 and stuck(absent[0]) is None:
+                return absent[0], number, records[absent[0]]["at"]
+            continue
+        looks = {r: tuple(mine(r, group)[number][k] for k in ("op", "dtype", "elements"))
+                 for r in group}
+        for r, look in looks.items():
+            if list(looks.values()).count(look) == 1 and len(group) > 2:
+                return r, number, mine(r, group)[number]["line"]
+""",
+        ),
+    ],
+    "15.breakdown": [
+        ("one function for what is covered", breakdown()),
+        (
+            "between all the moments at which something changes",
+            """
+def breakdown(events, offsets, warm_up, alone):
+    world = len(offsets)
+    moved = [(r, k, a + offsets[r], b + offsets[r]) for r, k, a, b in events]
+    own = [sorted((a, b) for r, k, a, b in moved if r == rank and k == "step")
+           for rank in range(world)]
+    sums = {"step": 0, "compute": 0, "data": 0, "exposed": 0, "rest": 0}
+    count = 0
+    for spans in list(zip(*own))[warm_up:]:
+        count += 1
+        lo, hi = min(a for a, _ in spans), max(b for _, b in spans)
+        ranks = []
+        for rank in range(world):
+            here = [(k, a, b) for r, k, a, b in moved if r == rank and k != "step"
+                    and b > lo and a < hi]
+            cuts = sorted({lo, hi, *(min(max(t, lo), hi) for _, a, b in here for t in (a, b))})
+            parts = {"compute": 0, "data": 0, "exposed": 0, "rest": 0}
+            for a, b in zip(cuts, cuts[1:]):
+                kinds = {k for k, start, stop in here if start <= a and b <= stop}
+                for kind, part in (("compute", "compute"), ("data", "data"), ("comm", "exposed")):
+                    if kind in kinds:
+                        parts[part] += b - a
+                        break
+                else:
+                    parts["rest"] += b - a
+            ranks.append(parts)
+        rules = min(ranks, key=lambda parts: parts["exposed"])
+        sums["step"] += hi - lo
+        for part, value in rules.items():
+            sums[part] += value
+    sums["efficiency"] = alone * count / sums["step"] / world
+    return sums
+""",
+        ),
+    ],
+    "15.trains": [
+        ("gradients one by one", trains()),
+        (
+            "all samples of the rank at once",
+            """
+def mended_step(weights, batches, rate, max_norm):
+    a, b = weights
+    x = torch.cat([x for x, _ in batches]) if batches else a.new_zeros(0, len(a))
+    y = torch.cat([y for _, y in batches]) if batches else a.new_zeros(0)
+    count = torch.tensor(float(len(y)), dtype=a.dtype)
+    dist.all_reduce(count)
+    loss = ((x @ a).tanh() @ b - y).square().sum() / count
+    loss.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    for w in weights:
+        dist.all_reduce(w.grad)
+    torch.nn.utils.clip_grad_norm_(weights, max_norm)
+    for w in weights:
+        w.data -= rate * w.grad
+        w.grad = None
+    return float(total)
+""",
+        ),
+    ],
+    "15.stops": [
+        ("gradient and count in one", stops()),
+        (
+            "asks before each step who has a batch",
+            """
+def mended_fit(weight, batches, held_out, rate, epochs):
+    history = []
+    while len(history) < epochs:
+        step = 0
+        while True:
+            here = torch.tensor(int(step < len(batches)))
+            dist.all_reduce(here)
+            if not here:
+                break
+            x, y = batches[step] if step < len(batches) else (weight.new_zeros(0, len(weight)),
+                                                               weight.new_zeros(0))
+            gradient, count = x.t() @ (x @ weight - y), weight.new_tensor(float(len(y)))
+            bad = torch.tensor(int(not gradient.isfinite().all()))
+            for tensor in (gradient, count, bad):
+                dist.all_reduce(tensor)
+            if not bad:
+                weight.sub_(rate * gradient / count)
+            step += 1
+        errors = (held_out[0] @ weight - held_out[1]).square()
+        pair = torch.tensor([errors.sum().item(), len(errors)], dtype=torch.float64)
+        dist.all_reduce(pair)
+        history.append(float(pair[0] / pair[1]))
+        if history[-2:-1] and history[-1] >= history[-2]:
+            return history
+    return history
+""",
+        ),
+    ],
 }

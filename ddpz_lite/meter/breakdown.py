@@ -63,7 +63,8 @@ def breakdown(
 
     run: of `dz.launch`, or what `read_trace` read. step, data: names of spans, `with dz.span(...)`.
     A span of any other name inside a step counts as compute, less the time in which its rank stood
-    in `wait()`. On a GPU a span that is to count must end with a synchronize.
+    in `wait()`. torch's own DDP waits inside C++, unseen, and that counts as compute. On a GPU a
+    span that is to count must end with a synchronize.
 
     Raises ValueError if there is no such step, or not equally many on all ranks.
     """
@@ -82,10 +83,10 @@ def _steps(run: Run | Trace, rank: int, step: str, data: Collection[str]) -> lis
     calls = [record for record in run.ledger if record.rank == rank]
     loading = [(s.started, s.finished) for s in spans if s.name in data]
     working = [(s.started, s.finished) for s in spans if s.name not in (step, *data)]
-    return [parts(s.started, s.finished, working, loading, calls) for s in spans if s.name == step]
+    return [_parts(s.started, s.finished, working, loading, calls) for s in spans if s.name == step]
 
 
-def parts(
+def _parts(
     start: float,
     end: float,
     working: list[Stretch],

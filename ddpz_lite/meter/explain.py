@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from ddpz_lite.meter.breakdown import Parts, breakdown, parts
+from ddpz_lite.meter.breakdown import breakdown
 from ddpz_lite.meter.records import Call, Records, read_records
 from ddpz_lite.stretches import Stretch, length, minus
+from ddpz_lite.wire import Span
 from ddpz_lite.wire.trace import Trace
 
-MEETING = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+MEETING = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
 DISAGREE = 1e-3  # seconds by which clocks contradict cause and effect before it is said
 STANDS_OUT = 2.0  # the late rank cost more than this many times what all others cost together
+JOB = "the whole job"
 COLUMNS = ("compute", "exposed", "data", "rest", "hidden")
 
 Rows = dict[tuple[str, int], dict[int, Call]]  # (group, number): {rank: its call}
@@ -39,7 +42,7 @@ def explain(*paths: str | Path, step: str = "step", data: Collection[str] = ("da
     told += _late(records, rows) if len(records.ranks) > 1 else []
     if records.trace is None:
         told += ["flight records do not tell what ranks computed, so not what was exposed"]
-    elif records.trace.ledger or records.trace.spans:
+    elif records.trace.ledger or records.trace.spans:  # else it holds profiles alone
         told += _exposed(records.trace, step, data)
     return "\n".join(told)
 
@@ -76,9 +79,9 @@ def _differing(rows: Rows) -> list[str]:
         odd = [r for r, call in sorted(row.items()) if (call.op, call.what) != usual]
         alone = kinds[usual] > sum(kinds.values()) / 2
         who = f"on {_ranks(odd)}" if alone else "between its ranks"
-        told.append(f"call #{number} of {_group(next(iter(row.values())))} differs {who}:")
-        for rank, call in sorted(row.items()):
-            told.append(f"  rank {rank} called {call.op} of {call.what or '?'} at {call.where}")
+        told.append(f"call #{number} of the group of {_ranks(_first(row).group)} differs {who}:")
+        words = {r: f"{c.op} of {c.what or '?'} at {c.where}" for r, c in sorted(row.items())}
+        told += _by_ranks(words)
     return told
 
 
@@ -92,25 +95,22 @@ def _waiting(records: Records) -> list[str]:
         for call in calls:
             if call.peer is None:
                 made[call.rank, call.label] = call.number
-    needs: dict[int, tuple[Call, set[int]]] = {}
+    needs: dict[int, tuple[Call, set[int]]] = {}  # of each rank, its first call that cannot end
     for rank, calls in sorted(records.calls.items()):
         for call in calls:
-            if not call.over and rank not in needs:
-                missing = _missing(records, call, made)
-                if missing:
-                    needs[rank] = call, missing
+            if not call.over and rank not in needs and (gone := _missing(records, call, made)):
+                needs[rank] = call, gone
     if not needs:
         return _unfinished(records)
-    told = [f"rank {rank} waits in {call}" for rank, (call, _) in needs.items()]
+    words = {rank: f"waiting in {call}" for rank, (call, _) in needs.items()}
     absent = {rank for _, missing in needs.values() for rank in missing}
     causes = sorted(absent - needs.keys())
     for rank in causes:
         call = next(call for call, missing in needs.values() if rank in missing)
-        told.append(_not_called(records, rank, call))
-    if not causes:
-        told.append("each waits for another of them: they make the same calls in another order")
-    first = f"look first at {_ranks(causes)}" if causes else "look at the order of these calls"
-    return [f"{first}:", *(f"  {line}" for line in told)]
+        words[rank] = _not_called(records, rank, call)
+    if causes:
+        return [f"look first at {_ranks(causes)}:", *_by_ranks(words)]
+    return ["each waits for another of them; look at the order of these calls:", *_by_ranks(words)]
 
 
 def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> set[int]:
@@ -126,12 +126,12 @@ def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> 
 
 def _not_called(records: Records, rank: int, call: Call) -> str:
     if rank not in records.calls:
-        return f"rank {rank} left no record: its process may have ended first"
-    what = f"{call.op} #{call.number}" if call.peer is None else f"the other end of that {call.op}"
-    if not records.calls[rank]:
-        return f"rank {rank} has not called {what}: it has called nothing"
-    last = records.calls[rank][-1]
-    return f"rank {rank} has not called {what}: its last call was {last}"
+        return "no record: the process may have ended first"
+    what = (
+        f"from {call.op} #{call.number}" if call.peer is None else f"at the other end of {call.op}"
+    )
+    last = records.calls[rank][-1] if records.calls[rank] else "none"
+    return f"missing {what}; last call: {last}"
 
 
 def _unfinished(records: Records) -> list[str]:
@@ -152,9 +152,10 @@ def _late(records: Records, rows: Rows) -> list[str]:
     rows = {key: row for key, row in rows.items() if len(row) > 1}
     if apart := _clocks_apart(rows.values()):
         return [apart]
-    later = {
-        key: row for key, row in rows.items() if key[1] > min(n for g, n in rows if g == key[0])
-    }
+    start: dict[str, int] = {}
+    for group, number in sorted(rows, key=lambda key: key[1]):
+        start.setdefault(group, number)
+    later = {key: row for key, row in rows.items() if key[1] > start[key[0]]}
     cost: dict[int, list[Stretch]] = defaultdict(list)  # by rank: while the others stood waiting
     for row in (later or rows).values():  # the first call of a group also waits for the start
         last = max(row.values(), key=lambda call: call.at)
@@ -212,46 +213,41 @@ def _why(trace: Trace, late: int, cost: float) -> list[str]:
         return []
     name = min(large, key=lambda name: took[name][late])
     usual = median(took[name][rank] for rank in others)
-    return [f"  its span {name!r} took {_time(took[name][late])}, elsewhere {_time(usual)}"]
+    return [f"  its span {name!r} took {_time(took[name][late])} in all, elsewhere {_time(usual)}"]
 
 
 # -- what was exposed ------------------------------------------------------------------------------
 
 
 def _exposed(trace: Trace, step: str, data: Collection[str]) -> Iterator[str]:
-    """A table of where the time went: a step's, where there are steps, else the whole job's."""
-    if any(span.name == step for span in trace.spans):
-        steps = breakdown(trace, step, data)
-        steps = steps[1:] or steps
-        ranks = [
-            Parts(**{name: median(getattr(s.ranks[rank], name) for s in steps) for name in COLUMNS})
-            for rank in range(trace.world_size)
-        ]
-        ruler = Counter(s.slowest for s in steps).most_common(1)[0][0]
-        what = f"a {step} (median of {len(steps)}{', the first left out' * (len(steps) > 1)})"
-    else:
-        ranks = [_whole(trace, rank, data) for rank in range(trace.world_size)]
-        ruler = max(range(trace.world_size), key=lambda rank: ranks[rank].own)
-        what = "the whole job"
-    total = ranks[ruler]
-    share = f", {total.exposed / total.seconds:.0%} of it" if total.seconds else ""
-    yield f"{what} on rank {ruler}, which rules: {_time(total.exposed)} exposed{share}"
+    """A table of where the time went: of the steps, if all ranks have as many, or of the job."""
+    counts = Counter(span.rank for span in trace.spans if span.name == step)
+    if len(counts) < trace.world_size or len(set(counts.values())) > 1:
+        trace, step = _as_one_step(trace, step), JOB
+    steps = breakdown(trace, step, data)
+    what = f"{step} (median of {len(steps) - 1}, the first left out)" if steps[1:] else step
+    steps = steps[1:] or steps
+    ruler = Counter(one.slowest for one in steps).most_common(1)[0][0]
+    middle = [
+        {name: median(getattr(one.ranks[rank], name) for one in steps) for name in COLUMNS}
+        for rank in range(trace.world_size)
+    ]
+    exposed, whole = middle[ruler]["exposed"], sum(middle[ruler].values()) - middle[ruler]["hidden"]
+    share = f", {exposed / whole:.0%} of it" if whole else ""
+    yield f"{what} on rank {ruler}, which rules: {_time(exposed)} exposed{share}"
     yield f"  {'ms':8}" + "".join(f"{name:>10}" for name in COLUMNS)
-    for rank, one in enumerate(ranks):
-        numbers = "".join(f"{1e3 * getattr(one, name):10.1f}" for name in COLUMNS)
-        yield f"  {f'rank {rank}':8}{numbers}"
+    for rank, parts in enumerate(middle):
+        yield f"  {f'rank {rank}':8}" + "".join(f"{1e3 * parts[n]:10.1f}" for n in COLUMNS)
 
 
-def _whole(trace: Trace, rank: int, data: Collection[str]) -> Parts:
-    spans = [span for span in trace.spans if span.rank == rank]
-    calls = [record for record in trace.ledger if record.rank == rank]
-    loading = [(s.started, s.finished) for s in spans if s.name in data]
-    working = [(s.started, s.finished) for s in spans if s.name not in data]
-    starts = [one.started for one in (*spans, *calls)]
-    ends = [one.finished for one in (*spans, *calls) if one.finished is not None]
-    if not ends:
-        return Parts(0.0, 0.0, 0.0, 0.0, 0.0)
-    return parts(min(starts), max(ends), working, loading, calls)
+def _as_one_step(trace: Trace, step: str) -> Trace:
+    """The same, with one step on each rank from the first event of all to the last."""
+    events = [*trace.spans, *trace.ledger]
+    last = max(one.started if one.finished is None else one.finished for one in events)
+    first = min(one.started for one in events)
+    spans = [span for span in trace.spans if span.name != step]
+    whole = [Span(rank, JOB, first, last) for rank in range(trace.world_size)]
+    return replace(trace, spans=[*spans, *whole])
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -261,14 +257,29 @@ def _first(row: dict[int, Call]) -> Call:
     return next(iter(row.values()))
 
 
-def _group(call: Call) -> str:
-    return f"group ({', '.join(map(str, call.group))})"
+def _by_ranks(words: dict[int, str]) -> list[str]:
+    """A line for each text, with all ranks of which it is true."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, text in words.items():
+        ranks[text].append(rank)
+    return [f"  {_ranks(some)}: {text}" for text, some in ranks.items()]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    """ "rank 3", "ranks 0, 1 and 5", "ranks 0 to 6 and 8"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [
+        part
+        for run in runs
+        for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
+    last = f" and {parts.pop()}" if len(parts) > 1 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}{last}"
 
 
 def _time(seconds: float) -> str:

@@ -74,7 +74,12 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     loaded = {file: _load(file) for file in files}
     traces = [file for file, whole in loaded.items() if "traceEvents" in whole]
     if not traces:
-        return _flights(loaded)
+        try:
+            return _flights(loaded)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"explain: flight records are not as torch 2.5 and later write them: {error!r}"
+            ) from error
     if len(files) > 1:
         raise ValueError(
             f"explain: {traces[0]} is a trace of a whole job, and {len(files)} files were named. "
@@ -99,12 +104,7 @@ class _PlainData(pickle.Unpickler):
 def _load(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     try:
-        if data[:1] == b"\x80":
-            whole = _PlainData(io.BytesIO(data)).load()
-        elif data[:2] == b"\x1f\x8b":
-            whole = {"traceEvents": ...}  # read_trace unpacks it
-        else:
-            whole = json.loads(data)
+        whole = _PlainData(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
     except (ValueError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"explain: {file} is neither a trace nor a flight record: {error}"
@@ -164,7 +164,11 @@ def _flights(loaded: dict[Path, dict[str, Any]]) -> Records:
         if entry["process_group"][1] == "default_pg"
     }
     calls = {
-        rank: [_flown(rank, entry, groups[entry["process_group"][0]]) for entry in whole["entries"]]
+        rank: [
+            _flown(rank, entry, groups[entry["process_group"][0]])
+            for entry in whole["entries"]
+            if not entry.get("is_p2p") or MESSAGE.search(entry["profiling_name"])  # no batch's end
+        ]
         for rank, whole in sorted(by_rank.items())
     }
     return Records("flight records", calls, tuple(sorted(everyone)))

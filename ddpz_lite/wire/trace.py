@@ -9,7 +9,6 @@ Source: Google's "Trace Event Format", the form with a JSON object.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -106,8 +105,7 @@ def _clocks(world: int, offsets: Sequence[float | tuple[float, float]] | None) -
 
 def _of_rank(run: Run, rank: int, clock: _Clock) -> Iterator[dict[str, Any]]:
     """All events of one rank, and the names of its process and its tracks."""
-    yield _name("process", rank, 0, f"rank {rank}")
-    yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    yield from _process(rank, f"rank {rank}")
     spans, calls = [], []
     for span in run.spans:
         if span.rank == rank:
@@ -126,14 +124,23 @@ def _of_rank(run: Run, rank: int, clock: _Clock) -> Iterator[dict[str, Any]]:
         lanes = _lanes(events, nested)
         for lane in range(max(lanes, default=-1) + 1):
             more = f" {lane + 1}" if lane else ""
-            yield _name("thread", rank, track + lane, name + more)
+            yield from _track(rank, track + lane, name + more)
         for event, lane in zip(events, lanes, strict=True):
             yield {**event, "pid": rank, "tid": track + lane}
         track += max(lanes, default=-1) + 1
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
+    """A name for a process, and its place among the others."""
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+
+
+def _track(pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
+    """The same for a track; a viewer would sort them by name."""
+    here = {"ph": "M", "pid": pid, "tid": tid}
+    yield {**here, "name": "thread_name", "args": {"name": name}}
+    yield {**here, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
 def _event(
@@ -198,9 +205,9 @@ def _of_profile(
             gpu = event["pid"] in gpus
             pid = run.world_size * (event["pid"] + 1) + rank if gpu else rank
             tracks[key] = pid, first + len(tracks)
-            found.append(_name("thread", *tracks[key], names.get(key, f"thread {event['tid']}")))
+            found += _track(*tracks[key], names.get(key, f"thread {event['tid']}"))
             if gpu:
-                found.append(_name("process", pid, 0, f"rank {rank}, {gpus[event['pid']]}"))
+                found += _process(pid, f"rank {rank}, {gpus[event['pid']]}")
         at = (base + round(event["ts"] * 1000)) / 1e9 - run.began
         moved = {**event, "pid": tracks[key][0], "tid": tracks[key][1], "ts": clock.true(at)}
         if "dur" in event:
@@ -242,9 +249,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _load(path: Path) -> Any:
-    """A JSON file, compressed or not. Raises ValueError where it is none."""
-    data = path.read_bytes()
+    """A JSON file. Raises ValueError where it is none."""
     try:
-        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (ValueError, OSError, EOFError) as error:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON, so no trace: {error}") from error

@@ -66,10 +66,10 @@ def visit(number: int) -> Quiz:
     """
     bug = _bug(number)
     tools = seen(number)
-    said = "".join(_folded(name, f"<pre>{html.escape(words)}</pre>") for name, words in tools)
+    said = "".join(_folded(name, _listing(words)) for name, words in tools)
     emit(
         f"<h4>Bug {number}. {prose(bug.title)}</h4><p>{prose(bug.symptom)}</p>"
-        f"<pre>{html.escape(_numbered(source(number)))}</pre>{said}",
+        f"{_listing(_numbered(source(number)))}{said}",
         "\n\n".join(
             [
                 f"Bug {number}. {bug.title}\n{bug.symptom}",
@@ -83,7 +83,7 @@ def visit(number: int) -> Quiz:
     emit(
         _folded(
             "The cure, and where it was met",
-            f"<pre>{html.escape(cure)}</pre><p>{prose(bug.lesson)} "
+            f"{_listing(cure)}<p>{prose(bug.lesson)} "
             f'Found by: {prose(bug.found_by)}. Thread: <a href="{bug.url}">{bug.thread}</a>.</p>',
         ),
         f"The cure:\n{cure}\n{bug.lesson}\nFound by: {bug.found_by}. Thread: {bug.thread}.",
@@ -126,6 +126,11 @@ def _changes(number: int) -> str:
     old, new = source(number).splitlines(), source(number, mended=True).splitlines()
     diff = difflib.unified_diff(old, new, lineterm="", n=0)
     return "\n".join(line for line in diff if not line.startswith(("---", "+++", "@@")))
+
+
+def _listing(text: str) -> str:
+    style = "font-family:monospace;font-size:0.9em;line-height:1.35;white-space:pre-wrap"
+    return f'<pre style="{style}">{html.escape(text)}</pre>'
 
 
 def _folded(title: str, page: str) -> str:

@@ -46,9 +46,8 @@ def test_the_late_rank_its_span_and_the_exposed_share(tmp_path):
     assert lines == [
         "a trace: 3 ranks, 12 calls",
         "rank 1 was late: last in 3 of 3 collectives, the others waited 600.0 ms for it",
-        "  its span 'forward' took 1.12 s, elsewhere 320.0 ms",
-        "a step (median of 3, the first left out) on rank 1, which rules: 50.0 ms exposed, "
-        "14% of it",
+        "  its span 'forward' took 1.12 s in all, elsewhere 320.0 ms",
+        "step (median of 3, the first left out) on rank 1, which rules: 50.0 ms exposed, 14% of it",
         "  ms         compute   exposed      data      rest    hidden",
         "  rank 0        80.0     250.0      20.0       0.0       0.0",
         "  rank 1       280.0      50.0      20.0       0.0       0.0",
@@ -75,6 +74,13 @@ def test_nobody_is_blamed_where_the_ranks_take_turns(tmp_path):
     assert "the whole job on rank" in text
 
 
+def test_steps_that_are_not_on_all_ranks_are_not_compared(tmp_path):
+    spans = [Span(0, "step", 0.0, 1.0), Span(0, "work", 0.0, 0.5), Span(1, "work", 0.0, 1.0)]
+    lines = told(tmp_path, record(0, 0, 0.5, 1.0), spans=spans).splitlines()
+    assert lines[1] == "the whole job on rank 1, which rules: 0.0 ms exposed, 0% of it"
+    assert lines[3].split() == ["rank", "0", "500.0", "500.0", "0.0", "0.0", "0.0"]
+
+
 def test_bent_clocks_are_noticed_before_anybody_is_blamed(tmp_path):
     ledger, spans = late_run()
     bent = [
@@ -95,8 +101,8 @@ def test_a_rank_that_makes_no_call(tmp_path):
     ledger = [record(r, n, n + r / 10, n + 0.5, group=(0, 1, 2)) for r in range(3) for n in (0, 1)]
     ledger += [record(r, 2, 2.0, None, group=(0, 1, 2)) for r in (0, 2)]
     text = told(tmp_path, *ledger, world=3)
-    assert "look first at rank 1:\n  rank 0 waits in all_reduce #2 (a.py:3)\n" in text
-    assert "rank 1 has not called all_reduce #2: its last call was all_reduce #1 (a.py:3)" in text
+    assert "look first at rank 1:\n  ranks 0 and 2: waiting in all_reduce #2 (a.py:3)\n" in text
+    assert "  rank 1: missing from all_reduce #2; last call: all_reduce #1 (a.py:3)" in text
 
 
 def test_a_waiting_rank_is_not_the_cause_and_a_circle_has_none(tmp_path):
@@ -105,11 +111,10 @@ def test_a_waiting_rank_is_not_the_cause_and_a_circle_has_none(tmp_path):
     one = record(1, 0, 0.2, None, op="recv", group=(0, 1, 2), peer=2)
     text = told(tmp_path, zero, one, world=3)
     assert text.splitlines()[1] == "look first at rank 2:"
-    assert "rank 2 has not called the other end of that recv: it has called nothing" in text
+    assert "  rank 2: missing at the other end of recv; last call: none" in text
     two = record(2, 0, 0.1, None, op="recv", group=(0, 1, 2), peer=0)
     circle = told(tmp_path, zero, one, two, world=3)
-    assert "look at the order of these calls:" in circle
-    assert "each waits for another of them" in circle
+    assert "each waits for another of them; look at the order of these calls:" in circle
     both = (
         record(0, 0, 0.1, None, op="send", peer=1),
         record(1, 0, 0.1, None, op="recv", peer=0),
@@ -178,16 +183,16 @@ def test_a_call_that_differs_is_named_with_the_rank(tmp_path, suffix):
     usual = [flown(1), flown(2, state="scheduled"), flown(3, "nccl:broadcast", state="scheduled")]
     other = [flown(1), flown(2, sizes=[(2, 3)], state="scheduled"), flown(3, state="scheduled")]
     text = write(tmp_path, 3, usual, other, usual, suffix=suffix)
-    assert "call #2 of group (0, 1, 2) differs on rank 1:\n" in text
-    assert "  rank 0 called all_reduce of Float, 4 elements at train.py:7\n" in text
-    assert "  rank 1 called all_reduce of Float, 6 elements at train.py:7\n" in text
+    assert "call #2 of the group of ranks 0 to 2 differs on rank 1:\n" in text
+    assert "  ranks 0 and 2: all_reduce of Float, 4 elements at train.py:7\n" in text
+    assert "  rank 1: all_reduce of Float, 6 elements at train.py:7\n" in text
     assert "call #3" not in text  # a consequence
     assert text.endswith("so not what was exposed")
 
 
 def test_two_ranks_cannot_outvote_each_other_and_parts_may_differ(tmp_path):
     text = write(tmp_path, 2, [flown(1, "gloo:broadcast")], [flown(1)])
-    assert "call #1 of group (0, 1) differs between its ranks:" in text
+    assert "call #1 of the group of ranks 0 and 1 differs between its ranks:" in text
     legal = [flown(1, "nccl:all_to_all", sizes=[(rank,)]) for rank in (3, 5)]
     assert "differs" not in write(tmp_path, 2, *([one] for one in legal))
 
@@ -195,11 +200,11 @@ def test_two_ranks_cannot_outvote_each_other_and_parts_may_differ(tmp_path):
 def test_a_missing_rank_and_a_missing_record(tmp_path):
     waits = [flown(1), flown(2, state="started")]
     text = write(tmp_path, 3, waits, [flown(1)], waits)
-    assert "look first at rank 1:" in text and "its last call was all_reduce #1" in text
+    assert "look first at rank 1:" in text and "last call: all_reduce #1" in text
     (tmp_path / "record_1").unlink()
     text = explain(tmp_path)
     assert text.startswith("flight records: 3 ranks, 4 calls; no record of rank 1\n")
-    assert "rank 1 left no record: its process may have ended first" in text
+    assert "  rank 1: no record: the process may have ended first" in text
 
 
 def test_a_ring_that_forgot_its_first_calls_accuses_nobody(tmp_path):
@@ -217,7 +222,7 @@ def test_sends_name_ranks_of_their_group(tmp_path):
         whole = {"entries": entries, "pg_config": {"7": pair} if rank % 2 else {}}
         (tmp_path / f"r{rank}").write_bytes(pickle.dumps(whole, protocol=2))
     text = explain(tmp_path)
-    assert "look first at rank 3:\n  rank 1 waits in send to rank 3 (train.py:7)" in text
+    assert "look first at rank 3:\n  rank 1: waiting in send to rank 3 (train.py:7)" in text
 
 
 def hangs_half_way(folder):
@@ -241,9 +246,31 @@ def test_torchs_own_records_of_a_job_over_plain_gloo(tmp_path, monkeypatch):
     dz.launch(hangs_half_way, 3, args=(str(tmp_path),), record=False, backend="gloo")
     text = explain(*tmp_path.glob("record_*"))
     assert text.startswith("flight records: 3 ranks, 8 calls\nlook first at rank 2:\n")
-    assert "rank 0 waits in all_reduce #3 (test_explain.py:" in text
-    assert "rank 2 has not called all_reduce #3: its last call was broadcast #2 (test_" in text
+    assert "  ranks 0 and 1: waiting in all_reduce #3 (test_explain.py:" in text
+    assert "  rank 2: missing from all_reduce #3; last call: broadcast #2 (test_" in text
     assert "look first at rank 2:" in explain(*tmp_path.glob("json_*"))
+
+
+def test_sixty_four_ranks_take_few_lines(tmp_path):
+    waits = [flown(1), flown(2, state="started")]
+    dumps = [[flown(1)] if rank in (7, 9) else waits for rank in range(64)]
+    assert write(tmp_path, 64, *dumps).splitlines()[1:4] == [
+        "look first at ranks 7 and 9:",
+        "  ranks 0 to 6, 8 and 10 to 63: waiting in all_reduce #2 (train.py:7)",
+        "  ranks 7 and 9: missing from all_reduce #2; last call: all_reduce #1 (train.py:7)",
+    ]
+
+
+def test_the_end_of_a_batch_of_messages_is_no_collective(tmp_path):
+    batch = {"is_p2p": True, "state": "started"}
+    one = [flown(3), flown(3, "nccl:send 0->1", **batch), flown(3, "nccl:coalesced", **batch)]
+    two = [flown(3), flown(3, "nccl:recv 1<-0", **batch)]
+    text = write(tmp_path, 2, one, two)
+    assert text.startswith("flight records: 2 ranks, 4 calls\nsend to rank 1 (train.py:7) was not")
+    assert "differs" not in text
+    lacking = [{"profiling_name": "nccl:all_reduce"}]
+    with pytest.raises(ValueError, match=r"not as torch 2.5 and later write them: KeyError"):
+        write(tmp_path, 2, lacking, lacking)
 
 
 class Evil:

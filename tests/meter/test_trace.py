@@ -50,9 +50,7 @@ SCHEMA = {
                     "if": {"properties": {"ph": {"const": "M"}}},
                     "then": {
                         "required": ["args"],
-                        "properties": {
-                            "name": {"enum": ["process_name", "process_sort_index", "thread_name"]}
-                        },
+                        "properties": {"name": {"pattern": "^(process|thread)_(name|sort_index)$"}},
                     },
                     "else": {"required": ["ts", "tid"]},
                 },
@@ -202,6 +200,36 @@ def test_the_profilers_events_lie_beside_the_ranks_own(tmp_path):
     assert len(read_trace(tmp_path / "t.json").ledger) == len(run.ledger)
     ids = {e["id"] for e in events if e["ph"] == "s"}
     assert all(e["id"] in ids for e in events if e["ph"] == "f")
+
+
+def test_a_gpu_has_a_process_of_its_own_and_two_ranks_never_the_same(tmp_path):
+    """Profiles as torch writes them on two ranks that each have the GPU 0."""
+    for rank in (0, 1):
+        events = [
+            {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+            {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5.0, "dur": 2.5},
+            {"ph": "s", "cat": "ac2g", "name": "ac2g", "pid": 90, "tid": 90, "ts": 4.0, "id": 3},
+            {
+                "ph": "i",
+                "name": "Iteration Start",
+                "pid": "Traces",
+                "tid": "T",
+                "ts": 0.0,
+                "s": "g",
+            },
+        ]
+        whole = {"distributedInfo": {"rank": rank}, "baseTimeNanoseconds": 1_000_500_000_000}
+        (tmp_path / f"p{rank}.json").write_text(json.dumps(whole | {"traceEvents": events}))
+    run = a_run(record(0, 0, 0.1, 0.2), record(1, 0, 0.1, 0.2))
+    run.trace(tmp_path / "t.json", profiles=[tmp_path / "p0.json", tmp_path / "p1.json"])
+    events = events_of(tmp_path / "t.json")
+    kernels = [e for e in events if e["name"] == "k"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [names[e["pid"]] for e in kernels] == ["rank 0, GPU 0", "rank 1, GPU 0"]
+    assert all((e["ts"], e["dur"]) == (500_005.0, 2.5) for e in kernels)  # the run began at 1000 s
+    arrows = [e for e in events if e["ph"] == "s"]
+    assert [e["pid"] for e in arrows] == [0, 1] and arrows[0]["id"] != arrows[1]["id"]
+    assert not any(e["name"] == "Iteration Start" for e in events)
 
 
 def test_what_cannot_be_written_or_read(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddpz_lite import attended, show
+from ddpz_lite import attended, show, stretches
 from ddpz_lite.meter import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.model import MLP
 from ddpz_lite.show import knobs, live, page, predictions, quizzes, ranks, style
@@ -222,9 +222,9 @@ def test_house_style_leaves_no_trace():
 def test_timeline_model(run):
     bars = ranks.bars(run)
     assert min(bar.start for bar in bars) == 0 and max(bar.end for bar in bars) == 10
-    assert ranks.union([(3, 4), (0, 1), (0.5, 2)]) == [(0, 2), (3, 4)]
-    assert ranks.gaps([(1, 2), (1.5, 3)], until=5) == [(0, 1), (3, 5)]
-    assert ranks.gaps([(0, 5)], until=5) == []
+    assert stretches.union([(3, 4), (0, 1), (0.5, 2)]) == [(0, 2), (3, 4)]
+    assert stretches.gaps([(1, 2), (1.5, 3)], until=5) == [(0, 1), (3, 5)]
+    assert stretches.gaps([(0, 5)], until=5) == []
     table = ranks._timeline_table(2, bars)
     assert table[0] == [
         "rank", "forward, ms", "backward, ms", "all_reduce, calls", "all_reduce, ms",

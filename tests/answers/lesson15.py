@@ -727,3 +727,47 @@ def mended_fit(weight, batches, held_out, rate, epochs):
         ),
     ],
 }
+
+ALIKE_IN_LENGTH = "both have as many"
+LARGER_BOTH = "sums and counts are twice as large, and only their ratios matter"
+EQUIVALENT = {
+    "15.offsets": {
+        "`for _ in range(8): if rank == peer: left = clock() send(l...` -> [:-1]": "seven will do",
+        "`for _ in range(8): if rank == peer: left = clock() send(l...` -> [1:]": "seven will do",
+        "`8` -> `9`": "nine will do",
+        "`8` -> `7`": "seven will do",
+        "`0.0` -> `1.0` (#4)": "rank 0 measures nothing",
+        "`0.0` -> `1.0` (#5)": "rank 0 measures nothing",
+        "`0.0` -> `1.0` (#6)": "rank 0 measures nothing",
+    },
+    "15.culprit": {
+        "`for number in range(max(map(len, own.values()))): there =...` -> [-1:]": "only the last "
+        "call of a group can be incomplete",
+        "`0` -> `-1`": "a list of one",
+        "`0` -> `-1` (#2)": "a list of one",
+        "`0` -> `-1` (#3)": "a list of one",
+    },
+    "15.breakdown": {
+        "`zip(*(sorted(spans[rank, 'step']) for rank in range(world...` -> "
+        "`zip(*(sorted(spans[rank, 'step']) for rank in range(world)))`": ALIKE_IN_LENGTH,
+        "`True` -> `False`": ALIKE_IN_LENGTH,
+    },
+    "15.trains": {
+        "`0` -> `1`": "both weights have one dtype",
+        "`0` -> `-1`": "both weights have one dtype",
+        "`zip(gradients, torch.autograd.grad(loss, weights), strict...` -> "
+        "`zip(gradients, torch.autograd.grad(loss, weights))`": ALIKE_IN_LENGTH,
+        "`True` -> `False`": ALIKE_IN_LENGTH,
+        "`loss.detach()` -> `loss`": "nothing is derived from it",
+        "`flat.norm().item() + 1e-06` -> `flat.norm().item()`": "torch adds it against 0",
+        "`flat.norm().item() + 1e-06` -> `flat.norm().item() - 1e-06`": "torch adds it against 0",
+        "`zip(weights, flat.split([w.numel() for w in weights]), st...` -> "
+        "`zip(weights, flat.split([w.numel() for w in weights]))`": ALIKE_IN_LENGTH,
+        "`True` -> `False` (#2)": ALIKE_IN_LENGTH,
+    },
+    "15.stops": {
+        "`dist.all_reduce(most, op=dist.ReduceOp.MAX)` -> twice": "a maximum of maxima",
+        "`dist.all_reduce(total)` -> twice": LARGER_BOTH,
+        "`dist.all_reduce(sums)` -> twice": LARGER_BOTH,
+    },
+}

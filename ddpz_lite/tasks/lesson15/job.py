@@ -114,21 +114,20 @@ def trains(
     return {"losses": [_number(x) for x in losses], "after": after, "changed": kept.changed()}
 
 
-def stops(
-    answer: Callable[..., Any],
-    *,
-    weight: Tensor,
-    batches: list[tuple[Tensor, Tensor]],
-    held_out: tuple[Tensor, Tensor],
-    rate: float,
-    epochs: int,
-) -> dict[str, Any]:
-    """weight: (in,), the same on all ranks; the rest is this rank's own."""
-    kept = Kept(batches=[list(pair) for pair in batches], held_out=list(held_out))
-    weight = weight.clone()
-    history = answer(weight, batches, held_out, rate, epochs)
-    again = [float(x) for x in history]
-    return {"history": again, "weight": weight, "changed": kept.changed()}
+def stops(answer: Callable[..., Any], *, problems: list[dict[str, Any]]) -> dict[str, Any]:
+    """problems: the arguments of each call: "weight" (in,), the same on all ranks, and this rank's
+    "batches" and "held_out", "rate" and "epochs".
+    """
+    kept = Kept(
+        batches=[list(pair) for problem in problems for pair in problem["batches"]],
+        held_out=[list(problem["held_out"]) for problem in problems],
+    )
+    found = []
+    for problem in problems:
+        weight = problem["weight"].clone()
+        history = answer(**{**problem, "weight": weight})
+        found.append({"history": [float(x) for x in history], "weight": weight})
+    return {"found": found, "changed": kept.changed()}
 
 
 def _number(value: Any) -> float:

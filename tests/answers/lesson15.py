@@ -452,6 +452,15 @@ def mended_step(weights, batches, rate, max_norm):
             "was clipped on each rank before the sum",
             CLIP,
         ),
+        Wrong(
+            "gradients are left behind",
+            trains(
+                told='[setattr(w, "grad", torch.zeros_like(w)) for w in weights] and '
+                "(count[0] / count[1]).item()"
+            ),
+            "left a gradient behind",
+            ("the samples stay as they are, and no gradient is left",),
+        ),
         Wrong("not clipped", trains(after=""), "was not clipped", CLIP),
         Wrong(
             "who has nothing leaves",
@@ -769,5 +778,53 @@ EQUIVALENT = {
         "`dist.all_reduce(most, op=dist.ReduceOp.MAX)` -> twice": "a maximum of maxima",
         "`dist.all_reduce(total)` -> twice": LARGER_BOTH,
         "`dist.all_reduce(sums)` -> twice": LARGER_BOTH,
+    },
+}
+
+PROMISES = {
+    "15.offsets": {
+        "which are the only way to talk": (*MESSAGES, ""),
+        "each calls `rest()` once": (*DRIFT, ""),
+        "the exchange of each eight that was shortest under way": (*TIME, ""),
+    },
+    "15.culprit": {
+        "`records` has a dictionary for each rank": None,
+        "each group counts its own, from 0": (*NUMBER, ""),
+        "has either called something else than the others there": (*DIFFERS, "differs"),
+        "Groups in which ranks may disagree": None,
+    },
+    "15.breakdown": {
+        "the spans of all ranks in any order": (*COMPUTE, ""),
+        "it lasts from the first rank's start to the last rank's stop": (*STEP, ""),
+        "**data** that no compute hides": ("data that compute does not hide", ""),
+        "Add up each part over the steps that count": (*STEP, ""),
+        "One process needs `alone` for a step": (*EFFICIENCY, ""),
+        "offsets: a number for each rank": None,
+        "all arguments are left as they are": ("events stay as they are", ""),
+        "How long at least one event": None,
+    },
+    "15.trains": {
+        "The loss goes down on every rank": None,
+        "in some steps a rank has none": (*EMPTY, "empty"),
+        "Compare it with one process": (*ONCE, ""),
+        "each gradient is sent once": (*SENT, ""),
+        "leaves no gradient behind": ("the samples stay as they are, and no gradient is left", ""),
+        "which require gradients, equal on all ranks": None,
+        "Returns the mean loss over all samples of all ranks": (*TOLD, ""),
+    },
+    "15.stops": {
+        "This program runs well alone": None,
+        "def fit(weight, batches, held_out, rate, epochs)": None,
+        "Mend it, so that it does what one process would do": (*ALIKE, ""),
+        "A rank without a k-th batch brings nothing": (*UNEVEN, "uneven"),
+        "no batch is left out": (*UNEVEN, "uneven"),
+        "all ranks skip that step": (*SKIP, "nan"),
+        "over all ranks' held-out samples, every sample once": (*HELD, ""),
+        "not smaller than the one before, all ranks stop": (*STOP, "stop"),
+        "Train at most so many epochs": (*ALIKE, ""),
+        "updates weight (in,) in place": (*ALIKE, ""),
+        "of another length on each rank": (*UNEVEN, "uneven"),
+        "which may have no sample on some ranks": (*HELD, "uneven"),
+        "Returns the validation loss after each epoch": (*HELD, ""),
     },
 }

@@ -107,11 +107,13 @@ def trains(
     """
     kept = Kept(steps=[list(pair) for step in steps for pair in step])
     weights = [w.clone().requires_grad_() for w in weights]
-    losses, after = [], []
+    losses, after, left = [], [], 0
     for batches in steps:
         losses.append(answer(weights, batches, rate, max_norm))
+        left += sum(w.grad is not None for w in weights)
         after.append([w.detach().clone() for w in weights])
-    return {"losses": [_number(x) for x in losses], "after": after, "changed": kept.changed()}
+    told = [_number(x) for x in losses]
+    return {"losses": told, "after": after, "left": left, "changed": kept.changed()}
 
 
 def stops(answer: Callable[..., Any], *, problems: list[dict[str, Any]]) -> dict[str, Any]:

@@ -770,6 +770,13 @@ def _once(seen: Observed) -> str | None:
     )
 
 
+def _tidy(seen: Observed) -> str | None:
+    for rank, got in enumerate(seen.data):
+        if got["left"]:
+            return f"Rank {rank} left a gradient behind, which the next step would add to."
+    return unchanged(seen)
+
+
 TRAINS = Task(
     id="15.trains",
     title="It trains, and is wrong",
@@ -783,7 +790,7 @@ TRAINS = Task(
         Aspect("a rank without samples", 1, _weights, on=("empty",)),
         Aspect("each gradient is sent once a step", 2, _once),
         Aspect("the loss of all samples, on all ranks", 1, _told),
-        Aspect("the samples stay as they are", 1, unchanged),
+        Aspect("the samples stay as they are, and no gradient is left", 1, _tidy),
     ),
     hints=(
         "How large is the weight of one sample in the update, if its micro-batch has 1, or 7?",

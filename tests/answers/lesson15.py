@@ -264,7 +264,12 @@ WRONG = {
             TIME,
         ),
         Wrong("the wrong sign", align(offset="((t0 - t1) + (t3 - t2)) / 2"), "wrong sign", TIME),
-        Wrong("the first exchange", align(best="(found or [(0.0, 0.0, 0.0)])[0]"), "Late", TIME),
+        Wrong(
+            "the first exchange",
+            align(best="(found or [(0.0, 0.0, 0.0)])[0]"),
+            "Late messages must not count",
+            TIME,
+        ),
         Wrong(
             "before the rest",
             align(result="first, (second - first) / (after - before), under_way / 2"),
@@ -528,7 +533,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
             "as many steps as the shortest rank has",
             UNEVEN,
         ),
-        Wrong("each rank its own number", stops(agree=""), "rank", UNEVEN),
+        Wrong("each rank its own number", stops(agree=""), "of group (0, 1, 2) differs", UNEVEN),
         Wrong(
             "the bad rank brings nothing",
             stops(own="if not total.isfinite().all():\n                total.zero_()"),
@@ -538,7 +543,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
         Wrong(
             "the bad rank alone skips",
             stops(own="if not total.isfinite().all():\n                continue"),
-            "rank",
+            "of group (0, 1) differs",
             SKIP,
         ),
         Wrong("nobody skips", stops(finite="True"), "not finite", SKIP),
@@ -551,7 +556,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
             "comes of a mean of the ranks' means",
             ALIKE,
         ),
-        Wrong("each rank's own loss", stops(held=""), "rank", STOP),
+        Wrong("each rank's own loss", stops(held=""), "returned without calling it", STOP),
         Wrong("nobody stops", stops(stop="False"), "comes of epochs after", STOP),
         Wrong(
             "a mean of the ranks' losses",
@@ -789,7 +794,7 @@ PROMISES = {
     },
     "15.culprit": {
         "`records` has a dictionary for each rank": None,
-        "each group counts its own, from 0": (*NUMBER, ""),
+        "each group counts its own, from 0": (*NUMBER, "group"),
         "has either called something else than the others there": (*DIFFERS, "differs"),
         "Groups in which ranks may disagree": None,
     },

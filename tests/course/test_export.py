@@ -38,7 +38,7 @@ def words(path: Path) -> str:
 
 
 def answers(root: Path) -> list[str]:
-    """The bodies between the marks of a solution, in all masters; a line of two words is no secret."""
+    """The bodies between the marks of a solution, in all masters; two words are no secret."""
     found = []
     for path in (root / "solutions").glob("*.ipynb"):
         for cell in notebooks.read(path).cells:

@@ -10,6 +10,15 @@ step needs (`changes`), so what it sends (`elements_moved`), and what `paralleli
     ZeRO-2   | Replicate | Shard              | Shard     | 2Ψ   reduce-scatter, all-gather
     ZeRO-3   | Shard     | Shard              | Shard     | 3Ψ   all-gather twice, reduce-scatter
 
+On a mesh each axis has a row of its own. The axis outside joins the ranks that hold the same slice
+of the parameters: among themselves they are DDP (hybrid sharding), or ZeRO-1, which cuts the
+optimizer's state of that slice once more (HFSDP). S ranks inside, R outside:
+
+    outside, inside | held, 2 + 2 + 12 bytes         | inside      | across
+    ----------------|--------------------------------|-------------|--------------
+    DDP, ZeRO-3     | 16Ψ/S                          | 3Ψ(S-1)/S   | 2(Ψ/S)(R-1)/R
+    ZeRO-1, ZeRO-3  | (2 + 2)Ψ/S + 12Ψ/(S R)         | 3Ψ(S-1)/S   | 2(Ψ/S)(R-1)/R
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 2020, sections 5 and 7. The arithmetic needs no torch, so this module imports none.
 """
@@ -18,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 
 class Placement(Enum):
@@ -28,6 +38,8 @@ class Placement(Enum):
     SHARD = "S"  # rank r holds the r-th of N equal slices
 
 
+Stage = int | tuple[int, int]  # on a mesh (outside, inside)
+Ranks = int | tuple[int, int]  # on a mesh (replicas, shards)
 R, P, S = Placement.REPLICATE, Placement.PARTIAL, Placement.SHARD
 
 TRANSITIONS = {
@@ -42,8 +54,14 @@ _SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "slice": 0}
 
 # Bytes per parameter of (parameters, gradients, Adam's state) that this library holds in bf16 or
 # fp16, by stage. The paper's are 2, 2, 12; but a gradient in shards is a sum, kept in fp32, and the
-# shards of ZeRO-3 are themselves the fp32 master copy.
-MIXED = {0: (2, 2, 12), 1: (2, 2, 12), 2: (2, 4, 12), 3: (4, 4, 8)}
+# shards of ZeRO-3 are themselves the fp32 master copy, unless the replicas cut that.
+MIXED: dict[Stage, tuple[int, int, int]] = {
+    0: (2, 2, 12),
+    1: (2, 2, 12),
+    2: (2, 4, 12),
+    3: (4, 4, 8),
+    (1, 3): (2, 4, 12),
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +85,34 @@ STAGES: dict[int, Strategy] = {
 
 def strategy(stage: int) -> Strategy:
     """The row of the table for `stage`. Raises ValueError for anything but 0, 1, 2, 3."""
-    if stage not in STAGES:
+    if not isinstance(stage, int) or stage not in STAGES:
         raise ValueError(f"stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got {stage!r}")
     return STAGES[stage]
+
+
+def rows(stage: Stage) -> tuple[Strategy, Strategy]:
+    """The rows of the table for a mesh (replicate, shard): outside, inside.
+
+    A number is the stage inside, with DDP outside. Outside, nothing may be sharded that is whole
+    inside: there each rank of the axis takes a slice of the slice that it has. Raises ValueError
+    for any other pair than (0, 0) to (0, 3) and (1, 1) to (1, 3).
+    """
+    if not isinstance(stage, tuple):
+        return STAGES[0], strategy(stage)
+    if len(stage) != 2:
+        raise ValueError(f"stage must be a number or two of them, (outside, inside), got {stage!r}")
+    outside, inside = map(strategy, stage)
+    if stage[0] > 1:
+        raise ValueError(
+            f"stage={stage}: outside it must be 0 (DDP) or 1 (ZeRO-1); sharding more would gather "
+            "across the slow axis in every step. Cure: a mesh of one axis, stage=3."
+        )
+    if outside.optimizer is S and inside.optimizer is not S:
+        raise ValueError(
+            f"stage={stage}: the stage inside must be 1, 2 or 3 if that outside shards. Cure: "
+            "stage=(0, 1) on a mesh with its axes exchanged."
+        )
+    return outside, inside
 
 
 def changes(
@@ -94,8 +137,8 @@ def changes(
 
 def zero_memory(
     num_params: float,
-    world_size: int,
-    stage: int,
+    world_size: Ranks,
+    stage: Stage,
     param_bytes: float = 2,
     grad_bytes: float = 2,
     optimizer_bytes: float = 12,
@@ -109,8 +152,8 @@ def zero_memory(
 
     Args:
         num_params: Ψ, the number of parameters.
-        world_size: N, the ranks that share the state (hybrid: the ranks of one shard group).
-        stage: 0 (DDP), 1, 2 or 3.
+        world_size: N, the ranks that share the state; for a mesh (replicas, shards).
+        stage: 0 (DDP), 1, 2 or 3; for a mesh (outside, inside), or a number: (0, number).
         param_bytes, grad_bytes, optimizer_bytes: bytes per parameter of each kind.
 
     Raises:
@@ -119,33 +162,65 @@ def zero_memory(
     Source: Rajbhandari et al. 2020, section 5 and figure 1 (7.5e9 parameters on 64 ranks: 120,
     31.4, 16.6, 1.9 GB).
     """
-    row = strategy(stage)
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size must be an integer of at least 1, got {world_size!r}")
+    axes = tuple(zip(_mesh(world_size, stage), rows(stage), strict=True))
     sizes = (param_bytes, grad_bytes, optimizer_bytes)
     if not all(size >= 0 for size in (num_params, *sizes)):  # a NaN is not either
         raise ValueError(
             f"sizes cannot be negative, got num_params={num_params!r}, bytes per parameter {sizes}"
         )
-    places = (row.parameter, row.gradient, row.optimizer)
+    kinds = zip(sizes, ("parameter", "gradient", "optimizer"), strict=True)
     return sum(
-        num_params * size / (world_size if place is S else 1)
-        for size, place in zip(sizes, places, strict=True)
+        num_params * size / prod(n for n, row in axes if getattr(row, kind) is S)
+        for size, kind in kinds
     )
 
 
+def _mesh(world_size: Ranks, stage: Stage) -> tuple[int, int]:
+    """(replicas, shards); a number is one axis. Raises ValueError for what is no size."""
+    mesh = world_size if isinstance(world_size, tuple) else (1, world_size)
+    if len(mesh) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in mesh):
+        raise ValueError(
+            "world_size must be an integer of at least 1, or two for a mesh, (replicas, shards), "
+            f"got {world_size!r}"
+        )
+    if isinstance(stage, tuple) and not isinstance(world_size, tuple):
+        raise ValueError(
+            f"stage={stage} is for a mesh, so world_size must be (replicas, shards), "
+            f"got {world_size!r}"
+        )
+    return mesh
+
+
 def elements_moved(
-    num_params: float, world_size: int, stage: int, micro_batches: int = 1, resharded: bool = True
-) -> float:
+    num_params: float,
+    world_size: Ranks,
+    stage: Stage,
+    micro_batches: int = 1,
+    resharded: bool = True,
+) -> float | tuple[float, float]:
     """Elements that one rank sends in one optimizer step, with the exact ring factor (N-1)/N.
+
+    For a mesh two numbers: across, between the ranks that hold the same shard, and inside.
 
     Args:
         num_params: Ψ. For sharded buffers count the padding too.
+        world_size, stage: as for `zero_memory`.
         micro_batches: backward passes per step. DDP and ZeRO-1 reduce once (DDP under `no_sync`);
             ZeRO-2 and ZeRO-3 reduce every time.
         resharded: ZeRO-3 only. False if parameters are kept from forward to backward.
 
     Source: Rajbhandari et al. 2020, section 7.
     """
-    sent = sum(_SENT[TRANSITIONS[each]] for each in changes(stage, micro_batches, resharded))
-    return sent * num_params * (world_size - 1) / world_size
+    replicas, shards = _mesh(world_size, stage)
+    outside, inside = rows(stage)
+    outer, inner = stage if isinstance(stage, tuple) else (0, stage)
+    within, across = changes(inner, micro_batches, resharded), changes(outer)
+    if outside.gradient is not P:  # it does not wait for the step: as often as inside
+        across *= sum(before is P for before, _ in within)
+    slice_ = num_params / (shards if inside.optimizer is S else 1)  # what the replicas have alike
+    moved = _sent(across, slice_, replicas), _sent(within, num_params, shards)
+    return moved if isinstance(world_size, tuple) else moved[1]
+
+
+def _sent(steps: list[tuple[Placement, Placement]], elements: float, ranks: int) -> float:
+    return sum(_SENT[TRANSITIONS[each]] for each in steps) * elements * (ranks - 1) / ranks

@@ -31,12 +31,17 @@ class Run(Sequence):
     def world_size(self) -> int:
         return len(self.results)
 
-    def bytes_sent(self) -> dict[int, dict[str, int]]:
-        """Bytes that each rank sent, by operation: {rank: {op: bytes}}."""
+    def bytes_sent(self, far: bool | None = None) -> dict[int, dict[str, int]]:
+        """Bytes that each rank sent, by operation: {rank: {op: bytes}}.
+
+        far: True counts what went to other nodes of the `Network`, False what stayed on the node.
+        """
         total: dict[int, dict[str, int]] = {rank: {} for rank in range(self.world_size)}
         for record in self.ledger:
+            sent = {None: record.bytes_sent, True: record.bytes_far}
+            sent[False] = record.bytes_sent - record.bytes_far
             by_op = total[record.rank]
-            by_op[record.op] = by_op.get(record.op, 0) + record.bytes_sent
+            by_op[record.op] = by_op.get(record.op, 0) + sent[far]
         return total
 
     def __getitem__(self, rank):

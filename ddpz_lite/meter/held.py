@@ -79,7 +79,7 @@ def state_tensors(
     parameters = list(model.parameters())
     found: dict[str, list[Tensor]] = {
         "parameters": parameters,
-        "gradients": [p.grad for p in parameters if p.grad is not None],
+        "gradients": [grad for p in parameters if (grad := _grad(p)) is not None],
         "optimizer": [],
         "buffers": list(model.buffers()),
         "transient": [],
@@ -104,7 +104,8 @@ def state_tensors(
     if optimizer is not None:
         of_optimizer = list(_tensors_in(optimizer, seen))
         own = {id(p) for p in parameters}
-        found["gradients"] += [t.grad for t in of_optimizer if id(t) not in own and _has_grad(t)]
+        pieces = [t for t in of_optimizer if id(t) not in own and t.is_leaf]
+        found["gradients"] += [grad for t in pieces if (grad := _grad(t)) is not None]
         found["optimizer"] += [
             tensor
             for tensor in of_optimizer
@@ -126,8 +127,9 @@ def storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
             yield tensor.untyped_storage()
 
 
-def _has_grad(tensor: Tensor) -> bool:
-    return tensor.is_leaf and tensor.grad is not None
+def _grad(tensor: Tensor) -> Tensor | None:
+    """`.grad` as it lies here: a strategy's own parameters may reduce it when it is read."""
+    return Tensor.grad.__get__(tensor)
 
 
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:

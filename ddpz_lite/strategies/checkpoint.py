@@ -88,7 +88,7 @@ def content_of(
             scale = asdict(loss_scale) if loss_scale else None
             options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
         shapes = {name: here.shape for name, here in held.items()}
-        tensors = _tensors(model, optimizer, held, comm.rank)
+        tensors = _tensors(model, optimizer, held, comm.place)
         return Content(tensors, options, pack(rng_state()), shapes)
 
     return together(comm, found)
@@ -101,8 +101,8 @@ def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> 
 
 
 def _write(folder: Path, content: Content, comm: Comm) -> None:
-    """This rank's files; all replicas hold the same tensors, so the first writes them."""
-    if index(comm) < comm.world:
+    """This rank's files; where all replicas hold the same tensors, the first writes them."""
+    if index(comm) < comm.shards:
         writer = dcp.FileSystemWriter(folder, sync_files=True)
         how = {"storage_writer": writer, "planner": _SavePlanner(flatten_state_dict=False)}
         _dcp(lambda **ranks: dcp.save(content.tensors, **how, **ranks), comm)
@@ -203,8 +203,8 @@ def _dcp(call: Callable[..., None], comm: Comm) -> None:
     It raises on all ranks what happened on one. One process alone is no mistake: it warns.
     """
     try:
-        if comm.world > 1:
-            return call(process_group=comm.group)
+        if comm.shards > 1:
+            return call(process_group=comm.holders)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             call(no_dist=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
+from copy import copy
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Saving:
     def wait(self) -> None:
         """Return when the checkpoint counts; raises what `save_checkpoint` would have raised."""
         self._thread.join()
-        for group in filter(None, (self._comm.group, self._comm.replicas)):
+        for group in {self._comm.group, self._comm.replicas, self._comm.holders} - {None}:
             _idle[tuple(dist.get_process_group_ranks(group))].append(group)
         self._comm = Comm.alone()
         if self._error is not None:
@@ -75,12 +76,11 @@ def save_in_background(
 
 def _beside(comm: Comm) -> Comm:
     """The same ranks in groups that nothing else uses."""
-    own = Comm.alone()
-    own.rank, own.world, own.size = comm.rank, comm.world, comm.size
-    if comm.world > 1:
-        own.group = _idle_or_new(comm.group)
+    own = copy(comm)
+    own.group = _idle_or_new(comm.group) if comm.world > 1 else None
     if comm.replicas is not None:
         own.replicas = _idle_or_new(comm.replicas)
+    own.holders = own.group if comm.shards == comm.world else _idle_or_new(comm.holders)
     return own
 
 

@@ -30,7 +30,7 @@ def total_norm(gradients: list[Tensor], norm_type: float, comm: Comm) -> Tensor:
         raise ValueError(f"norm_type must be positive or inf, got {norm_type!r}")
     # torch's own norm of this rank's part: one fused call per dtype and device; nothing has no inf
     local = torch.nn.utils.get_total_norm([g for g in gradients if g.numel()], norm_type)  # ()
-    if comm.world == 1:
+    if comm.shards == 1:
         return local
     dtype = torch.result_type(local, gradients[0]) if gradients else local.dtype
     norm = local.double()  # the square of an fp32 norm above 1.8e19 is inf in fp32

@@ -54,15 +54,20 @@ class Handle:
 
 
 class Comm:
-    """This rank's place in its group, and the transitions inside it.
+    """This rank's place in its group, and the transitions inside it; on a mesh, in two groups.
 
     Args:
         group: the process group that shards. None: the world, or this process alone if
             `torch.distributed` was not initialised.
-        replicas: for hybrid sharding, the group of the ranks that hold the same shard.
+        replicas: on a mesh, the group of the ranks that hold the same shard.
+        cut: whether the replicas cut that shard among themselves (ZeRO-1 outside), or each keeps
+            all of it (DDP).
+        everyone: the group of all ranks of the mesh, if they cut; None for the world.
 
     Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too;
-    `group` is None for the world.
+    `group` is None for the world. `across` is a Comm of the replicas if they cut the shard, else of
+    this rank alone; so `across.shard(shard(full))` is what the optimizer steps on here. It is the
+    `place`-th of `shards` equal slices, of which the ranks of `holders` have one each.
 
     [Note: the world is not held] A script may end with its model alive. If the model held the world
     group, `destroy_process_group` could not end gloo's threads, and one that lets go of a tensor
@@ -70,7 +75,11 @@ class Comm:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, replicas: dist.ProcessGroup | None = None
+        self,
+        group: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | None = None,
+        cut: bool = False,
+        everyone: dist.ProcessGroup | None = None,
     ) -> None:
         if not dist.is_initialized():
             _refuse_forgotten_init()
@@ -80,29 +89,51 @@ class Comm:
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.world = dist.get_world_size(group) if dist.is_initialized() else 1
         self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
+        self.across = Comm(replicas) if cut else Comm.alone()
+        self.holders = everyone if cut else self.group
+        self._place()
+
+    def _place(self) -> None:
+        self.shards = self.world * self.across.world
+        self.place = self.rank * self.across.world + self.across.rank
 
     @classmethod
     def alone(cls) -> Comm:
         """A group of one: every transition is the identity and no collective is called."""
         comm = cls.__new__(cls)
         comm.group, comm.replicas, comm.rank, comm.world, comm.size = None, None, 0, 1, 1
+        comm.across, comm.holders = comm, None
+        comm._place()
         return comm
 
     @classmethod
-    def of(cls, mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None) -> Comm:
-        """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None."""
+    def of(
+        cls, mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None, cut: bool | None = None
+    ) -> Comm:
+        """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None.
+
+        cut: whether replicas cut their shard among themselves; needs a 2-D mesh unless None.
+        """
+        axes = 1 if mesh is None or isinstance(mesh, dist.ProcessGroup | Comm) else mesh.ndim
+        if axes > 2 or (cut is not None and axes != 2):
+            wanted = "1 dimension (shard) or 2" if cut is None else "2 dimensions, a stage for each"
+            raise ValueError(
+                f"expected a mesh of {wanted} (replicate, shard), got {axes}. "
+                "Cure: init_device_mesh(device, (replicas, shards))."
+            )
         if isinstance(mesh, Comm):
             return mesh
         if mesh is None or isinstance(mesh, dist.ProcessGroup):
             return cls(mesh)
-        if mesh.ndim == 1:
+        if axes == 1:
             return cls(mesh.get_group())
-        if mesh.ndim == 2:
-            return cls(group=mesh.get_group(1), replicas=mesh.get_group(0))
-        raise ValueError(
-            f"expected a mesh of 1 dimension (shard) or 2 (replicate, shard), got {mesh.ndim}. "
-            "Cure: init_device_mesh(device, (replicas, shards))."
-        )
+        everyone = _ranks_of(mesh) if cut else None
+        return cls(mesh.get_group(1), mesh.get_group(0), bool(cut), everyone)
+
+    def part(self, size: int) -> Comm:
+        """This rank with its neighbours: the sharding group, cut into groups of `size` ranks."""
+        ranks, first = dist.get_process_group_ranks(self.group), self.rank - self.rank % size
+        return Comm(dist.new_group(ranks[first : first + size], use_local_synchronization=True))
 
     # -- the four transitions
 
@@ -126,6 +157,8 @@ class Comm:
 
     def reduce_scatter(self, rows: Tensor, dtype: torch.dtype) -> Handle:
         """Partial to Shard: row r of `rows` (world, n) goes to rank r. Result: their mean (n,).
+
+        The mean is over replicas too, unless they cut the shard: then `across` takes it later.
 
         [Note: sum, then divide] ReduceOp.AVG has been silently wrong on gloo in some releases, and
         dividing first loses small fp16 gradients. gloo's sum is taken in `dtype`, in the order of
@@ -168,12 +201,12 @@ class Comm:
                 work.wait()
 
     def reduce_scalar(self, value: Tensor, maximum: bool = False) -> Tensor:
-        """Sum (or maximum) of one number over the sharding group: the small all-reduce of norms."""
-        if self.world > 1:
-            if "nccl" in dist.get_backend(self.group):
+        """Sum (or maximum) over all that hold other shards: the small all-reduce of norms."""
+        for group in (axis.group for axis in (self, self.across) if axis.world > 1):
+            if "nccl" in dist.get_backend(group):
                 value = value.cuda()  # offloaded shards have their norm on the host
             op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-            dist.all_reduce(value, op=op, group=self.group)
+            dist.all_reduce(value, op=op, group=group)
         return value
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -211,9 +244,12 @@ class Comm:
         return tensor.is_cuda and backend_of(dist.get_backend(self.group), "cuda") != "gloo"
 
     def _mean(self, works: Sequence[Any], total: Callable[[], Tensor]) -> Handle:
+        cut = self.across.world > 1  # then `across` sums, and divides, for itself
+
         def finish() -> Tensor:
-            result = self._over_replicas(total())
-            return result.div_(self.size) if self.size > 1 else result
+            result, ranks = total(), self.world if cut else self.size
+            result = result if cut else self._over_replicas(result)
+            return result.div_(ranks) if ranks > 1 else result
 
         return Handle(works, finish)
 
@@ -229,6 +265,14 @@ def _sum(rows: Tensor, dtype: torch.dtype) -> Tensor:
     for row in rows[2:]:
         total.add_(row)
     return total
+
+
+def _ranks_of(mesh: dist.DeviceMesh) -> dist.ProcessGroup | None:
+    """The group of all ranks of a mesh; None for the world."""
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    if len(ranks) == dist.get_world_size():
+        return None
+    return dist.new_group(ranks, use_local_synchronization=True)
 
 
 def backend_of(backend: str, device: str) -> str:

@@ -1,13 +1,19 @@
 """A flat buffer: many parameters laid end to end, so that one transition moves them all.
 
-    full    (padded,)            every parameter, then padding up to a multiple of the world
-    shard   (padded // world,)   this rank's slice, in the dtype of the optimizer (the master copy)
+    full    (padded,)            every parameter, then padding up to a multiple of the shards
+    held    (padded // world,)   this rank's slice of `full`
+    shard   (padded // shards,)  what it steps on, in the dtype of the optimizer (the master copy)
     piece   (0 .. numel,)        what of one parameter lies in the shard: a view, possibly empty
-    rows    (world, shard + f)   gradients on their way: row r is for rank r, f flags at its end
+    rows    (world, held + f)    gradients on their way: row r is for rank r, f flags at its end
+    partial (held + f,)          gradients that wait for the step, reduced inside and not yet across
 
 `full` is whole (ZeRO-1, ZeRO-2) or is allocated for a while and freed again (ZeRO-3). A piece is an
 `nn.Parameter`, so any torch optimizer that works element by element steps on it, with the options
 that its group has. Padding belongs to no piece, so it costs no optimizer state.
+
+[Note: two axes] With one axis, or DDP outside, `held` is what the rank steps on. With ZeRO-1
+outside, `held` is what replicas have alike, and each steps on its slice of that: gradients are
+reduced across once for each step, and the new parameters gathered across.
 
 [Note: flags] A parameter without a gradient on this rank may have one elsewhere, and an optimizer
 must skip it only if no rank has one. Each row ends with one number per parameter, 1 where a
@@ -32,7 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from .comm import Comm, Handle
-from .gradient import Shard, resident
+from .gradient import Shard, Waiting, resident
+from .quantised import all_gather, rounded
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
@@ -83,12 +90,15 @@ class Layout:
             views.append(shard[at : at + last - first])
         return views
 
-    def segments(self, start: int, stop: int) -> list[tuple[int, slice, slice]]:
-        """The flat range start:stop as (row, columns of that row, elements counted from start)."""
-        cut, found = start, []
+    def segments(self, start: int, stop: int, rows: int) -> list[tuple[int, slice, slice]]:
+        """The flat range start:stop of `padded` elements, laid in so many rows.
+
+        As (row, columns of that row, elements counted from start).
+        """
+        width, cut, found = self.padded // rows, start, []
         while cut < stop:
-            row, column = divmod(cut, self.shard_numel)
-            end = min(stop, (row + 1) * self.shard_numel)
+            row, column = divmod(cut, width)
+            end = min(stop, (row + 1) * width)
             found.append((row, slice(column, column + end - cut), slice(cut - start, end - start)))
             cut = end
         return found
@@ -113,6 +123,9 @@ class Flat:
         reduce_dtype: in which gradients travel. Default: `dtype`.
         resident: the parameters stay whole, as views of `full`, and `full` is never freed.
         offload: keep the shard, and so the optimizer's state, in the memory of the host.
+        gather_dtype: torch.int8 if slices of `full` travel in it; see `quantised`.
+        near: ranks among whom `full` is cut when it is freed for a while, so that they alone make
+            it whole again: each keeps its `second` slice until then.
 
     Attributes: `params` are the given parameters if resident, else new ones in their place (a
     sharded parameter must not be read); `pieces` are what an optimizer steps on, in the same order;
@@ -128,30 +141,38 @@ class Flat:
         reduce_dtype: torch.dtype | None = None,
         resident: bool = True,
         offload: bool = False,
+        gather_dtype: torch.dtype | None = None,
+        near: Comm | None = None,
     ) -> None:
-        self.exposed, self.resident = False, resident
+        self.exposed, self.resident, self.near = False, resident, near
         self.owner: Owner | None = None
         first, self.comm = params[0], comm
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = travels_as(dtype, reduce_dtype)
-        self.layout = Layout(tuple(p.shape for p in params), comm.world, comm.rank)
-        numel, device = self.layout.padded, first.device
-        master = torch.zeros(numel, dtype=first.dtype, device=device)  # (padded,)
+        self.layout = Layout(tuple(p.shape for p in params), comm.shards, comm.place)
+        master = torch.zeros(self.layout.padded, dtype=first.dtype, device=first.device)
         for view, param in zip(self.layout.views(master), params, strict=True):
             view.copy_(param.detach())
         self.full = master.to(dtype)  # (padded,)
-        self.shard = comm.shard(self.full)  # (padded // world,)
-        self._separate = not resident or offload or dtype != first.dtype
+        cut = comm.across.world > 1
+        self._quantised = gather_dtype is not None and first.is_floating_point() and comm.world > 1
+        self._separate = (resident or cut) and (offload or dtype != first.dtype)
+        self.held = comm.shard(self.full if resident or cut else master)  # (padded // world,)
+        if not resident:
+            self.held = _at_rest(self.held, offload and not cut)
+        self.shard = comm.across.shard(self.held)  # (padded // shards,)
         if self._separate:
-            self.shard = comm.shard(master).to("cpu" if offload else device, copy=True)
-            self.shard = self.shard.pin_memory() if offload and first.is_cuda else self.shard
+            self.shard = _at_rest(comm.across.shard(comm.shard(master)), offload)
+        self.second: Tensor | None = None  # (padded // near.world,)
         self.params = self._adopt(params)
-        views = self.layout.pieces(self.shard)
-        self.pieces = [
-            nn.Parameter(v, requires_grad=p.requires_grad)
-            for v, p in zip(views, params, strict=True)
-        ]
-        self._rows: Tensor | None = None  # (world, shard_numel + len(params))
+        kind = Waiting if cut and not resident else nn.Parameter
+        views = zip(self.layout.pieces(self.shard), params, strict=True)
+        self.pieces = [kind(v, requires_grad=p.requires_grad) for v, p in views]
+        for index, piece in enumerate(self.pieces if kind is Waiting else ()):
+            piece.place = (self, index)
+        self._rows: Tensor | None = None  # (world, padded // world + len(params))
+        self.partial: Tensor | None = None  # (padded // world + len(params),)
+        self._missed = False  # whether a gradient that `partial` should hold was missing here
         self.collected: set[int] = set()
         self._whole = [p._version for p in self.params]
         self._gather: Handle | None = None
@@ -176,15 +197,26 @@ class Flat:
 
     # -- Shard to Replicate
 
+    def publish(self) -> Handle:
+        """Start to bring to `held` what the shards have become; moves nothing but across."""
+        self.second = None
+        if self._separate:
+            self.comm.across.shard(self.held).copy_(self.shard, non_blocking=True)
+        return self.comm.across.all_gather(self.held)
+
     def gather(self) -> None:
-        """Start to make `full` whole from everybody's shard; allocates it if it was freed."""
+        """Start to make `full` whole from what each rank holds; allocates it if it was freed."""
         self._check()
         storage = self.full.untyped_storage()
         if storage.size() == 0:
             storage.resize_(self.full.numel() * self.full.element_size())
-        if self._separate:
-            self.comm.shard(self.full).copy_(self.shard, non_blocking=True)
-        self._gather = self.comm.all_gather(self.full)
+        if self._quantised and self.second is None:
+            self._gather = all_gather(self.comm, self.held, self.full)
+            return
+        comm, mine = (self.comm, self.held) if self.second is None else (self.near, self.second)
+        if not self.resident:
+            comm.shard(self.full).copy_(mine, non_blocking=True)
+        self._gather = comm.all_gather(self.full)
 
     def _check(self) -> None:
         """Raise RuntimeError if the optimizer or the model would no longer see its parameters."""
@@ -206,8 +238,10 @@ class Flat:
 
     def write_back(self) -> None:
         """`full` to the master copy, but for what only rounding has made different."""
-        mine = self.comm.shard(self.full).to(self.shard.device)
-        changed = mine != self.shard.to(mine.dtype)
+        own = self.comm.across.shard
+        mine = own(self.comm.shard(self.full)).to(self.shard.device)
+        was = own(rounded(self.held)).to(mine.device) if self._quantised else self.shard
+        changed = mine != was.to(mine.dtype)
         self.shard.copy_(torch.where(changed, mine.to(self.shard.dtype), self.shard))
 
     def settle(self) -> None:
@@ -221,19 +255,24 @@ class Flat:
             self._gather.wait()
             self._gather = None
 
-    def free(self) -> None:
+    def free(self, again: bool = False) -> None:
         """Free `full`. Its views stay, and are whole again after the next gather.
+
+        again: it will be gathered before the parameters change, so a second slice of it is kept.
 
         [Note: storage] `param.data = shard` would free nothing: autograd holds views of `full`.
         """
         self.gathered()
+        self.second = self.near.shard(self.full).clone() if again and self.near else None
         self.full.untyped_storage().resize_(0)
 
     def gather_master(self) -> list[Tensor]:
         """All parameters in their shapes, in the dtype of the optimizer; not kept here."""
         self.absorb()
         whole = self.shard.new_empty(self.layout.padded, device=self.full.device)  # (padded,)
-        self.comm.shard(whole).copy_(self.shard)
+        held = self.comm.shard(whole)
+        self.comm.across.shard(held).copy_(self.shard)
+        self.comm.across.all_gather(held).wait()
         return self.layout.views(self.comm.all_gather(whole).wait())
 
     # -- Partial to Shard
@@ -246,7 +285,7 @@ class Flat:
                 "the embedding with sparse=False."
             )
         start, stop = self.layout.offsets[index : index + 2]
-        segments = self.layout.segments(start, stop)
+        segments = self.layout.segments(start, stop, self.comm.world)
         rows = self._open_rows()
         if len(segments) == 1:
             row, columns, _ = segments[0]
@@ -258,7 +297,7 @@ class Flat:
 
     def _open_rows(self) -> Tensor:
         if self._rows is None:
-            width = self.layout.shard_numel + len(self.params)
+            width = self.held.numel() + len(self.params)
             self._rows = torch.empty(
                 self.comm.world, width, dtype=self.reduce_dtype, device=self.full.device
             )
@@ -266,7 +305,7 @@ class Flat:
         return self._rows
 
     def _clear(self, start: int, stop: int) -> None:
-        for row, columns, _ in self.layout.segments(start, stop):
+        for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
             self._rows[row, columns].zero_()
 
     def reduce(self) -> None:
@@ -282,11 +321,38 @@ class Flat:
         self._reduce = handle, bool(missing)
 
     def reduced(self) -> None:
-        """Wait for the reduction; add the mean over ranks to the gradients of the pieces."""
+        """Wait for the reduction; add the mean to the gradients of the pieces, or to `partial`."""
         if self._reduce is None:
             return
         (handle, missing), self._reduce = self._reduce, None
-        reduced = handle.wait().to(self.shard.device)  # (shard_numel + flags,)
+        mean = handle.wait()  # (shard_numel + flags,), or that of `partial`
+        if mean.numel() == self.layout.shard_numel + len(self.params):
+            self._arrive(mean.to(self.shard.device), missing)
+        else:
+            self.partial = mean if self.partial is None else self.partial.add_(mean)
+            self._missed |= missing
+
+    def reduce_across(self) -> None:
+        """Start to reduce `partial` over the ranks that hold the same parameters."""
+        if self.partial is None:
+            return
+        ranks, flags = self.comm.across.world, self.partial[-len(self.params) :]
+        rows = self.partial[: -len(self.params)].view(ranks, -1)  # (ranks, shard_numel)
+        rows = torch.cat([rows, flags.expand(ranks, -1)], 1).to(self.reduce_dtype)
+        self._reduce = self.comm.across.reduce_scatter(rows, self.shard.dtype), self._missed
+        self.partial, self._missed = None, False
+
+    def drop(self, index: int) -> None:
+        """Forget what waits of the gradient of parameter `index`."""
+        if self.partial is not None:
+            start, stop = self.layout.offsets[index : index + 2]
+            for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
+                if row == self.comm.rank:
+                    self.partial[columns].zero_()
+            self.partial[index - len(self.params)], self._missed = 0, True
+
+    def _arrive(self, reduced: Tensor, missing: bool) -> None:
+        """Add the final mean (shard_numel + flags,) to the gradients of the pieces."""
         flags = reduced[self.layout.shard_numel :].tolist() if missing else None
         for index, grad in enumerate(self.layout.pieces(reduced)):
             piece = self.pieces[index]
@@ -306,4 +372,11 @@ class Flat:
 
     def transient(self) -> list[Tensor]:
         """Buffers that hold neither parameters at rest nor gradients at rest, for the meter."""
-        return [t for t in (self.full if self._separate else None, self._rows) if t is not None]
+        full = None if self.resident and not self._separate else self.full
+        return [t for t in (full, self.second, self._rows) if t is not None]
+
+
+def _at_rest(part: Tensor, offload: bool) -> Tensor:
+    """A copy to be kept: in the memory of the host, pinned where it goes to a GPU, or here."""
+    own = part.to("cpu" if offload else part.device, copy=True)
+    return own.pin_memory() if offload and part.is_cuda else own

@@ -76,15 +76,47 @@ class Shard(Tensor):
         return self.as_subclass(Tensor).clone()
 
 
-class Resident(nn.Parameter):
+class Placed(nn.Parameter):
+    """A parameter that knows its `place`: a flat buffer, and the index in it. Copies are plain."""
+
+    place: tuple[Flat, int]
+
+    def _plain(self) -> nn.Parameter:
+        return Tensor._make_subclass(type(self).__bases__[1], self.detach(), self.requires_grad)
+
+    def __deepcopy__(self, memo: Any) -> nn.Parameter:
+        return memo.setdefault(id(self), self._plain().__deepcopy__({}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
+
+
+class Waiting(Placed, nn.Parameter):
+    """A shard of ZeRO-3 with ZeRO-1 outside: its gradient waits for the step, or to be read.
+
+    Until then it is reduced inside only; see `Flat.partial`.
+    """
+
+    @property
+    def grad(self) -> Tensor | None:
+        flat, _ = self.place
+        if flat.partial is not None and torch._C._current_graph_task_id() == -1:
+            flat.settle()
+        return own_grad(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        flat, index = self.place
+        flat.drop(index)
+        set_own_grad(self, value)
+
+
+class Resident(Placed):
     """A whole parameter of which this rank's optimizer has a piece: the piece gets what is done.
 
     `.data`, once read, may be changed at any time; so from then on it is compared with the master
-    copy before a step. `.grad` is the mean, in shards, as soon as it is reduced. `place` is where
-    the piece is: a flat buffer, and the index in it.
+    copy before a step. `.grad` is the mean, in shards, as soon as it is reduced.
     """
-
-    place: tuple[Flat, int]
 
     @property
     def data(self) -> Tensor:
@@ -102,9 +134,10 @@ class Resident(nn.Parameter):
         later = flat.owner is not None and flat.owner.reduces_later and flat.comm.size > 1
         if own is not None and (not later or torch._C._current_graph_task_id() != -1):
             return own  # what a hook in backward sees is this rank's
-        if own is None and reduced is None and not (later and flat.owner.waits()):
+        waits = flat.partial is not None or (later and flat.owner.waits())
+        if own is None and reduced is None and not waits:
             return None
-        if own is None and reduced is not None and flat.comm.world == 1:
+        if own is None and reduced is not None and flat.comm.shards == 1:
             return reduced.view(self.shape)
         return Gradient(self)
 
@@ -117,16 +150,8 @@ class Resident(nn.Parameter):
         flat, index = self.place
         if value is None or value is not own_grad(self):
             flat.pieces[index].grad = None
+            flat.drop(index)
         set_own_grad(self, value)
-
-    def _plain(self) -> nn.Parameter:
-        return Tensor._make_subclass(type(self).__bases__[1], self.detach(), self.requires_grad)
-
-    def __deepcopy__(self, memo: Any) -> nn.Parameter:
-        return memo.setdefault(id(self), self._plain().__deepcopy__({}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._plain().__reduce_ex__(protocol)
 
 
 @cache

@@ -29,6 +29,7 @@ from torch.nn.functional import pad
 
 from .comm import Comm, Handle
 from .flat import Layout
+from .quantised import BLOCK, dequantise, quantise
 from .reducer import CommHook
 
 HALF = (torch.bfloat16, torch.float16)
@@ -80,7 +81,7 @@ class Int8:
     in Wang et al., "ZeRO++", 2023, section 3.3, which sends the gradients by all-to-all too.
     """
 
-    block: int = 256
+    block: int = BLOCK
 
     def __post_init__(self) -> None:
         if not isinstance(self.block, int) or self.block < 4 or self.block % 4:
@@ -92,30 +93,18 @@ class Int8:
         return self._reduce
 
     def _reduce(self, gradients: Tensor, comm: Comm) -> Handle:
-        rows = self.quantise(_rows(gradients.float(), comm.world, self.block))
+        rows = quantise(_rows(gradients.float(), comm.world, self.block), self.block)
         parts = comm.all_to_all(rows)
 
         def finish() -> Tensor:
-            mean = self.dequantise(parts.wait()).mean(0)  # (n,), in the order of ranks
+            mean = dequantise(parts.wait(), self.block).mean(0)  # (n,), in the order of ranks
             full = torch.empty_like(rows).view(-1)
-            comm.shard(full).copy_(self.quantise(mean))
+            comm.shard(full).copy_(quantise(mean, self.block))
             whole = comm.all_gather(full).wait().view(rows.shape)
-            return gradients.copy_(self.dequantise(whole).flatten()[: gradients.numel()])
+            values = dequantise(whole, self.block).flatten()
+            return gradients.copy_(values[: gradients.numel()])
 
         return Handle((), finish)
-
-    def quantise(self, values: Tensor) -> Tensor:
-        """(..., n) float32, n in whole blocks, to (..., n + 4 n / block) int8: steps, scales."""
-        blocks = values.unflatten(-1, (-1, self.block))
-        scales = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo().tiny)
-        steps = (blocks / scales).round().to(torch.int8).flatten(-2)
-        return torch.cat([steps, scales.squeeze(-1).view(torch.int8)], -1)
-
-    def dequantise(self, packed: Tensor) -> Tensor:
-        """What `quantise` made, back in float32: (..., n)."""
-        n = packed.shape[-1] * self.block // (self.block + 4)
-        scales = packed[..., n:].clone().view(torch.float32)  # (..., n / block)
-        return (packed[..., :n].unflatten(-1, (-1, self.block)) * scales.unsqueeze(-1)).flatten(-2)
 
 
 @dataclass(frozen=True)

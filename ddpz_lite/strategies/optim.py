@@ -5,6 +5,8 @@
     step       the torch optimizer, on pieces
     publish    Shard to Replicate: the new parameters become whole            (ZeRO-1, ZeRO-2)
 
+On a mesh with ZeRO-1 outside, `reduce` and `publish` end with what moves across, at every stage.
+
 Schedulers, `add_param_group`, closures and `zero_grad` work as with any `torch.optim.Optimizer`.
 
 [Note: groups] `inner` has groups of its own, over pieces. Their options are one thing with those of
@@ -83,10 +85,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return param
 
     def reduce(self) -> None:
-        """Make the gradients of all pieces final."""
+        """Make the gradients of all pieces final: across too, two buffers at a time."""
+        for flat, before_last in zip(self.flats, [None, None, *self.flats], strict=False):
+            if before_last is not None:
+                before_last.reduced()
+            flat.reduce_across()
+        for flat in self.flats[-2:]:
+            flat.reduced()
+
+    def waits(self) -> bool:
+        """Whether there are gradients that only the step reduces."""
+        return any(flat.partial is not None for flat in self.flats)
 
     def publish(self) -> None:
-        """Make the updated parameters whole."""
+        """Let all that hold the updated parameters have them."""
+        for handle in [flat.publish() for flat in self.flats]:
+            handle.wait()
 
     # -- torch.optim.Optimizer
 
@@ -141,6 +155,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        for flat in self.flats:
+            flat.partial = None
         if not set_to_none:
             super().zero_grad(set_to_none=False)
         else:
@@ -181,6 +197,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Reduce and unscale, once per step: clipping comes first if there is any."""
+        if self._ready and self.waits():
+            if self.loss_scale is not None:
+                raise RuntimeError(
+                    "a backward after clip_grad_norm_, which has unscaled the gradients before it. "
+                    "Cure: clip once, after the last backward."
+                )
+            self.reduce()
         if self._ready:
             return
         self.reduce()

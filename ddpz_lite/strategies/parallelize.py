@@ -22,9 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..placement import Placement, strategy
+from ..placement import Placement, Stage, rows
 from .comm import Comm
 from .ddp import DDP
+from .gradient import own_grad
 from .optim import ShardedOptimizer
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .replica import Replica, check_hooks
@@ -47,20 +48,34 @@ class ReplicaOf(Replica):
         """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
         return self._no_sync()
 
+    def memory_extra(self) -> dict[str, list[torch.Tensor]]:
+        """A reduced gradient lies at the optimizer's piece of a parameter."""
+        reduced = [own_grad(piece) for flat in self.flats for piece in flat.pieces]
+        gradients = [grad for grad in reduced if grad is not None]
+        return super().memory_extra() | {"gradients": gradients}
+
 
 class ShardsOf(ShardedOptimizer):
     """The optimizer of ZeRO-3: its parameters are the shards of `model`."""
 
     def __init__(self, model: ZeRO3, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._model = model
+        super().__init__(*args, **kwargs)
         for flat in model.flats:
             flat.owner = self
+
+    def adopt(self, groups: list[dict[str, Any]]) -> None:
+        """The flat buffers of what it steps on: frozen ones do not change."""
+        known = {id(param) for group in groups for param in group["params"]}
+        for flat in self._model.flats:
+            if flat not in self.flats and any(id(piece) in known for piece in flat.pieces):
+                self.flats.append(flat)
 
     def publish(self) -> None:
         """Units that are whole have become stale."""
         for unit in self._model.units:
             unit.free()
+        super().publish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -71,7 +86,7 @@ class ShardsOf(ShardedOptimizer):
 def parallelize(
     module: nn.Module,
     optimizer_class: Callable[..., torch.optim.Optimizer],
-    stage: int = 0,
+    stage: Stage = 0,
     *,
     mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
     bucket_mb: float = 8.0,
@@ -82,7 +97,8 @@ def parallelize(
     broadcast_buffers: bool = True,
     param_groups: ParamGroups | None = None,
     units: Units = None,
-    reshard_after_forward: bool = True,
+    reshard_after_forward: bool | int = True,
+    gather_dtype: torch.dtype | None = None,
     prefetch: bool = True,
     init_fn: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
@@ -94,9 +110,11 @@ def parallelize(
         module: on the device where it is to train, or (stage 3) on the meta device.
         optimizer_class: any torch optimizer that works element by element; stage 0 takes any that
             steps without a closure.
-        stage: 0 is DDP; 1, 2, 3 are ZeRO.
-        mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard) for
-            hybrid sharding.
+        stage: 0 is DDP; 1, 2, 3 are ZeRO; on a 2-D mesh (outside, inside), see `placement`: (0, 3)
+            is hybrid sharding, as is 3; (1, 3), ZeRO-1 outside, is HFSDP: the ranks that hold the
+            same shard cut the optimizer's state among themselves, and exchange gradients only for
+            the step.
+        mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard).
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
             copies. fp16 gets a dynamic loss scale, which gradients of stage 0 carry until
@@ -108,8 +126,8 @@ def parallelize(
         param_groups: `f(module)` returns parameters of the module, or groups of them with their
             options, as for any torch optimizer; it is called before sharding, so shapes can be
             asked.
-        broadcast_buffers, units, reshard_after_forward, prefetch, init_fn, device: see `DDP` and
-            `ZeRO3`.
+        broadcast_buffers, units, reshard_after_forward, gather_dtype, prefetch, init_fn, device:
+            see `DDP` and `ZeRO3`.
         optimizer_kwargs: for optimizer_class.
 
     Returns:
@@ -118,7 +136,14 @@ def parallelize(
 
     Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
     """
-    row, comm = strategy(stage), Comm.of(mesh)
+    outside, row = rows(stage)
+    cut = outside.optimizer is Placement.SHARD
+    comm = Comm.of(mesh, cut=cut if isinstance(stage, tuple) else None)
+    if gather_dtype is not None and row.parameter is not Placement.SHARD:
+        raise ValueError(
+            f"gather_dtype={gather_dtype} is for parameters that are gathered to compute with, at "
+            f"stage 3, and this is stage={stage}. Cure: leave it out."
+        )
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = _named_groups(module, param_groups)
     loss_scale = _cast(module, mixed_precision, loss_scale)
@@ -131,6 +156,7 @@ def parallelize(
             mesh=comm,
             units=units,
             reshard_after_forward=reshard_after_forward,
+            gather_dtype=gather_dtype,
             prefetch=prefetch,
             broadcast_buffers=broadcast_buffers,
             init_fn=init_fn,

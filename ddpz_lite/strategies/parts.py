@@ -114,7 +114,8 @@ def write_back(here: Held) -> None:
 
 
 def refresh(flat: Flat) -> None:
-    """After the shards changed: make resident parameters whole again."""
+    """After the shards changed: tell all that hold them, and make resident parameters whole."""
+    flat.publish().wait()
     if flat.full.untyped_storage().size():
         flat.gather()
         flat.gathered()

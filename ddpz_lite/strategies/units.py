@@ -139,13 +139,13 @@ class Unit:
             self.held = Held.WHOLE
             self._show(whole=True)
 
-    def free(self) -> None:
-        """Back to shards, unless the user asked for whole parameters."""
+    def free(self, again: bool = False) -> None:
+        """Back to shards, unless the user asked for whole parameters; `again`: see `Flat.free`."""
         if self.held is Held.WHOLE:
             self._show(whole=False)
-        if self.held in (Held.GATHERING, Held.WHOLE):
+        if self.held is not Held.SUMMONED and not (again and self.held is Held.SHARD):
             for flat in self.flats:
-                flat.free()
+                flat.free(again)
             self.held = Held.SHARD
 
     def summon(self) -> None:

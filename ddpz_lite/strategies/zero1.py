@@ -114,30 +114,23 @@ class ZeRO1(ShardedOptimizer):
             flat.reduce()
         for flat in flats[-2:]:
             flat.reduced()
+        super().reduce()
 
     def _to_reduce(self) -> list[Flat]:
         return self.flats
 
     def waits(self) -> bool:
         """Whether this rank has gradients of its own that were not reduced."""
-        return any(own_grad(p) is not None for f in self.flats for p in f.params)
+        own = any(own_grad(p) is not None for flat in self.flats for p in flat.params)
+        return own or super().waits()
 
     def settle(self) -> None:
         check_frozen(self._frozen)
-        if self._ready and self.waits():
-            if self.loss_scale is not None:
-                raise RuntimeError(
-                    "a backward after clip_grad_norm_, which has unscaled the gradients before it. "
-                    "Cure: clip once, after the last backward."
-                )
-            self.reduce()
         super().settle()
 
     def publish(self) -> None:
-        self.gather()
-
-    def gather(self) -> None:
         """Shard to Replicate: every parameter whole, as the pieces have it."""
+        super().publish()
         for flat in self.flats:
             flat.gather()
         for flat in self.flats:
@@ -149,4 +142,6 @@ class ZeRO1(ShardedOptimizer):
         yield
 
     def memory_extra(self) -> dict[str, list[Tensor]]:
-        return {"transient": [t for flat in self.flats for t in flat.transient()]}
+        waiting = [flat.partial for flat in self.flats if flat.partial is not None]
+        transient = [t for flat in self.flats for t in flat.transient()]
+        return {"gradients": waiting, "transient": transient}

@@ -42,6 +42,7 @@ from .replica import Replica, check_hooks, check_separate
 from .schedule import Schedule
 from .units import Backward, Builder, Held, Slot, Unit, Units, Watched, is_called, split
 
+AS_THEY_ARE = {"dtype": None, "gather_dtype": None}  # of modules that keep their dtype
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
 
 
@@ -63,6 +64,10 @@ class ZeRO3(Replica):
             their own dtype.
         reduce_dtype: in which gradients travel; default: that of compute. They are summed in fp32.
         reshard_after_forward: False keeps every unit whole until backward: 2Ψ moved in place of 3Ψ.
+            A number n: each n neighbours keep a second copy between them, Ψ/n each, and gather that
+            for backward; if they share a node, backward gathers nothing from afar. 1 is False.
+        gather_dtype: torch.int8: units travel in 8 bits, blocks of them with a scale each, in place
+            of the dtype of compute. Shards stay as they are; compute has them rounded.
         prefetch: gather the next unit while one computes. False allows units in any order.
         offload: keep shards, and so gradients and optimizer state, in the memory of the host.
         broadcast_buffers: send rank 0's buffers before each forward in training.
@@ -86,7 +91,8 @@ class ZeRO3(Replica):
         units: Units = None,
         mixed_precision: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
-        reshard_after_forward: bool = True,
+        reshard_after_forward: bool | int = True,
+        gather_dtype: torch.dtype | None = None,
         prefetch: bool = True,
         offload: bool = False,
         broadcast_buffers: bool = True,
@@ -96,8 +102,12 @@ class ZeRO3(Replica):
         check_hooks(module, sharded=True)
         check_separate(module.named_parameters())
         super().__init__(module, Comm.of(mesh), broadcast_buffers)
-        self.reshard_after_forward = reshard_after_forward
+        near = _neighbours(self.comm, reshard_after_forward)
+        self.reshard_after_forward = reshard_after_forward is True or reshard_after_forward > 1
+        if gather_dtype not in (None, torch.int8):
+            raise ValueError(f"gather_dtype must be None or torch.int8, got {gather_dtype!r}")
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
+        options |= {"gather_dtype": gather_dtype, "near": near}
         self._given: dict[int, tuple[str, nn.Parameter]] = {}  # parameters that no longer exist
         found = split(module, units)
         builder = Builder(module, found, init_fn, device)
@@ -146,7 +156,7 @@ class ZeRO3(Replica):
             kept = any(keeps_dtype(slot.module) for slot in where)
             kinds[kept, param.dtype, param.device, param.requires_grad].append(param)
         flats = [
-            Flat(params, self.comm, resident=False, **options | ({"dtype": None} if kept else {}))
+            Flat(params, self.comm, resident=False, **options | (AS_THEY_ARE if kept else {}))
             for (kept, *_), params in kinds.items()
         ]
         places = [[slots[param] for param in params] for params in kinds.values()]
@@ -292,13 +302,13 @@ class ZeRO3(Replica):
         """The forward of `unit` is over, or raised; with the outermost, all that it was lent."""
         self._within.pop()
         if free and mine:
-            unit.free()
+            unit.free(again=lent)
         if self._within:
             return
         for other in self._lent:
             other.lent |= lent
             if free:
-                other.free()
+                other.free(again=lent)
         self._lent = []
 
     def _hook_output(self, unit: Unit, given: Any, made: list[Tensor]) -> bool:
@@ -423,14 +433,29 @@ class ZeRO3(Replica):
             if writeback:
                 for flat in self.flats:
                     flat.write_back()
+                    flat.publish().wait()
         finally:
             for unit in self.units:
                 unit.dismiss()
 
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:
-        whole = [param.grad for param in self._piece_of if param.grad is not None]
-        transient = [tensor for flat in self.flats for tensor in flat.transient()]
-        return super().memory_extra() | {"transient": transient, "gradients": whole}
+        gradients = [param.grad for param in self._piece_of] + [flat.partial for flat in self.flats]
+        return super().memory_extra() | {
+            "parameters": [flat.held for flat in self.flats],
+            "gradients": [grad for grad in gradients if grad is not None],
+            "transient": [tensor for flat in self.flats for tensor in flat.transient()],
+        }
+
+
+def _neighbours(comm: Comm, reshard_after_forward: bool | int) -> Comm | None:
+    """The ranks that keep a second copy together from forward to backward, if it is not all."""
+    n = reshard_after_forward
+    if not isinstance(n, int) or n > comm.world or (n is not False and (n < 1 or comm.world % n)):
+        raise ValueError(
+            "reshard_after_forward must be True, False, or a number of ranks that divides the "
+            f"{comm.world} of the sharding group, got {n!r}"
+        )
+    return comm.part(n) if 1 < n < comm.world else None
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -88,16 +88,17 @@ def barrier(ranks: tuple[int, ...], rank: int, backend: str, name: str = "barrie
     return Call("barrier", BARRIER_DTYPE, 0, price, digest(name), f"{name}()".encode(), None)
 
 
-def message(op: str, tensor: torch.Tensor, peer: int) -> Call:
-    """A send or a recv: the sender pays."""
+def message(op: str, tensor: torch.Tensor, ranks: tuple[int, ...], peer: int) -> Call:
+    """A send to the global rank `peer`, or a recv: the sender pays."""
     nbytes = tensor.numel() * tensor.element_size()
-    price = cost.Cost(nbytes if op == "send" else 0, 1, float(nbytes))
+    to = {ranks.index(peer): nbytes} if op == "send" else {}
+    price = cost.Cost(to, 1, float(nbytes))
     return Call(
         op, dtype_name(tensor.dtype), tensor.numel(), price, b"", describe(op, [tensor]), peer
     )
 
 
-def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call:
+def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], rank: int, reduce_op: str) -> Call:
     """A sparse all_reduce: gloo gathers everyone's indices and values and adds them locally.
 
     Ranks may hold different numbers of elements, so what is passed on for others is not known here:
@@ -106,7 +107,8 @@ def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], reduce_op: str) -> Call
     held = tensor.coalesce()
     values, others = held.values(), len(ranks) - 1
     nbytes = values.numel() * values.element_size() + held.indices().numel() * 8
-    price = cost.Cost(others * nbytes, others, float(others * nbytes))
+    to = {(rank + 1) % len(ranks): others * nbytes}
+    price = cost.Cost(to, others, float(others * nbytes))
     signature = digest("sparse", dtype_name(tensor.dtype), tuple(tensor.shape), reduce_op)
     return Call(
         "all_reduce",
@@ -123,6 +125,7 @@ def uneven(
     call: Call, sends: Sequence[int], receives: Sequence[int], rank: int, itemsize: int
 ) -> Call:
     """The same all_to_all at its real cost: each part goes straight to its rank."""
-    out = (sum(sends) - sends[rank]) * itemsize
+    to = {other: n * itemsize for other, n in enumerate(sends) if other != rank}
     into = (sum(receives) - receives[rank]) * itemsize
-    return call._replace(cost=cost.Cost(out, 1 if len(sends) > 1 else 0, float(max(out, into))))
+    path = float(max(sum(to.values()), into))
+    return call._replace(cost=cost.Cost(to, 1 if len(sends) > 1 else 0, path))

@@ -30,9 +30,13 @@ SEGMENT = 1 << 20  # bytes: gloo's largest segment
 class Cost(NamedTuple):
     """Bytes that this rank sends; a shaped network takes `steps` latencies and `path` bytes."""
 
-    sent: int
+    to: dict[int, int]  # by who gets them, a rank of the group
     steps: int
     path: float
+
+    @property
+    def sent(self) -> int:
+        return sum(self.to.values())
 
 
 def collective(
@@ -40,33 +44,37 @@ def collective(
 ) -> Cost:
     """The cost for `rank` of `size`; nbytes: of the full tensor (see `group.Call`)."""
     if size == 1:
-        return Cost(0, 0, 0.0)
+        return Cost({}, 0, 0.0)
     part, others = nbytes // size, size - 1
+    before, after = (rank - 1) % size, (rank + 1) % size
+    each = {other: part for other in range(size) if other != rank}
     rounds = others.bit_length()  # ceil(log2 size)
     ring = others / size * nbytes
     if op == "all_reduce" or (op == "reduce_scatter" and backend == "gloo"):
-        sent = (
-            _ring_all_reduce(rank, size, nbytes, itemsize) if backend == "gloo" else round(2 * ring)
-        )
-        return Cost(sent, 2 * others, 2 * ring)
+        if backend == "gloo":
+            return Cost(
+                {before: _ring_all_reduce(rank, size, nbytes, itemsize)}, 2 * others, 2 * ring
+            )
+        return Cost({after: round(2 * ring)}, 2 * others, 2 * ring)
     if op == "reduce_scatter" or op == "all_gather":
-        return Cost(others * part, others, ring)
+        return Cost({after: others * part}, others, ring)
     if op == "broadcast":
         if backend == "gloo":
-            return Cost(nbytes * len(children(rank, size, root)), rounds, float(rounds * nbytes))
-        return Cost(0 if (rank + 1) % size == root else nbytes, others, float(nbytes))
+            to = dict.fromkeys(children(rank, size, root), nbytes)
+            return Cost(to, rounds, float(rounds * nbytes))
+        return Cost({} if after == root else {after: nbytes}, others, float(nbytes))
     if op == "reduce":
         if backend == "gloo":
             return Cost(_ring_reduce(rank, size, nbytes, itemsize, root), size, 2 * ring)
-        return Cost(0 if rank == root else nbytes, others, float(nbytes))
+        return Cost({} if rank == root else {after: nbytes}, others, float(nbytes))
     if op == "gather":
-        return Cost(0 if rank == root else part, 1, float(others * part))
+        return Cost({} if rank == root else {root: part}, 1, float(others * part))
     if op == "scatter":
-        return Cost(others * part if rank == root else 0, 1, float(others * part))
+        return Cost(each if rank == root else {}, 1, float(others * part))
     if op == "all_to_all":
-        return Cost(others * part, 1, float(others * part))
+        return Cost(each, 1, float(others * part))
     if op == "barrier":
-        return Cost(0, rounds, 0.0)
+        return Cost({}, rounds, 0.0)
     raise ValueError(f"no collective is called {op!r}")
 
 
@@ -104,7 +112,7 @@ def _ring_all_reduce(rank: int, size: int, nbytes: int, itemsize: int) -> int:
     return 2 * nbytes - sum(kept)
 
 
-def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) -> int:
+def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) -> dict[int, int]:
     """The own chunk travels but for two segments; once reduced it goes to the root.
 
     (With more than two segments to a chunk, that is from 2N MB on, this is more than a ring needs;
@@ -113,5 +121,7 @@ def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) ->
     segment, per_rank = _segments(size, nbytes, itemsize)
     chunk = segment * per_rank
     kept = _between((rank + 1) * chunk - 2 * segment, 2 * segment, nbytes)
-    home = 0 if rank == root else _between(rank * chunk, chunk, nbytes)
-    return nbytes - kept + home
+    to = {(rank - 1) % size: nbytes - kept}
+    if rank != root:
+        to[root] = to.get(root, 0) + _between(rank * chunk, chunk, nbytes)
+    return to

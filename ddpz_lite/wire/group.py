@@ -92,7 +92,7 @@ class TorchNames:
         key = (op, t.dtype, _shape(tensors), reduce_op, root, device)
         call = self._calls.get(key)
         if t.is_sparse:
-            call = calls.sparse(t, self.ranks, reduce_op.name.lower())
+            call = calls.sparse(t, self.ranks, self._me, reduce_op.name.lower())
         elif call is None:
             named = reduce_op.name.lower()
             total = calls.total(tensors)

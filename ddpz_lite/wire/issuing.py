@@ -169,7 +169,10 @@ class Issuing(ProcessGroup):
         if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
             wired.wait()
         elif not blocking:
-            wired.watch(entry.group_seq is not None and not on_gpu)
+            collective = entry.group_seq is not None
+            wired.watch(collective and not on_gpu)
+            if collective:
+                tap.keep(wired)
         return wired
 
     # -- messages ----------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class Issuing(ProcessGroup):
         tap, tensor = self._tap, tensors[0]
         op = "send" if method == "send" else "recv"
         where = callsite.caller()
-        entry = Entry(calls.message(op, tensor, peer), self.ranks, None, peer, where)
+        entry = Entry(calls.message(op, tensor, self.ranks, peer), self.ranks, None, peer, where)
         tap.ledger.entries.append(entry)
         number, transfer = self._announce_message(entry, op, peer, tag)
         position = {

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .network import Network
+
 GRACE = 0.1  # seconds for the last operations to be noted
 
 
@@ -36,6 +38,7 @@ class Record:
     group: tuple[int, ...]  # global ranks
     peer: int | None  # global: the other end of a send or recv, the root of a rooted collective
     group_seq: int | None  # place among the collectives of this group; None for a send or recv
+    bytes_far: int = 0  # of bytes_sent, those to ranks on other nodes of the `Network`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ class Entry:
 class Ledger:
     """All entries and spans of one rank."""
 
-    def __init__(self, rank: int, origin: float) -> None:
-        self.rank, self.origin = rank, origin
+    def __init__(self, rank: int, origin: float, network: Network | None, world_size: int) -> None:
+        self.rank, self.origin, self.network, self.world_size = rank, origin, network, world_size
         self.entries: list[Entry] = []
         self.spans: list[Span] = []
 
@@ -83,7 +86,9 @@ class Ledger:
         return [self._record(seq, entry) for seq, entry in enumerate(self.entries)]
 
     def _record(self, seq: int, entry: Entry) -> Record:
-        call = entry.call
+        call, network = entry.call, self.network
+        to = {} if network is None else call.cost.to
+        far = network.far(to, self.rank, entry.group, self.world_size) if to else 0
         return Record(
             rank=self.rank,
             seq=seq,
@@ -97,6 +102,7 @@ class Ledger:
             group=entry.group,
             peer=None if entry.peer == -1 else entry.peer,
             group_seq=entry.group_seq,
+            bytes_far=far,
         )
 
     @contextlib.contextmanager

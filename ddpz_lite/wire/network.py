@@ -10,7 +10,7 @@ boundary takes the `inter_` figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -59,6 +59,14 @@ class Network:
     def node_of(self, rank: int, world_size: int) -> int:
         """The node of a global rank: nodes hold blocks of ranks, in order, as equal as they can."""
         return rank * self.nodes // world_size
+
+    def far(self, sent: Mapping[int, int], rank: int, ranks: Sequence[int], world_size: int) -> int:
+        """Of the bytes that a global rank sends, by who of `ranks` gets them, those to other nodes.
+
+        sent: {place in `ranks`: bytes}, see `cost.Cost`.
+        """
+        here = self.node_of(rank, world_size)
+        return sum(n for to, n in sent.items() if self.node_of(ranks[to], world_size) != here)
 
     def link(self, ranks: Iterable[int], world_size: int) -> tuple[float, float]:
         """(latency, bandwidth) between these global ranks: inter-node unless all are on one."""

@@ -25,6 +25,7 @@ class Entry:
     dtype: str
     elements: int
     sent: int
+    far: int
     started: float
     where: str
     group: tuple[int, ...]
@@ -130,6 +131,7 @@ def records(client: Client) -> list[Record]:
             group=e.group,
             peer=e.peer,
             group_seq=e.number,
+            bytes_far=e.far,
         )
         for seq, e in enumerate(client.entries)
     ]

@@ -85,11 +85,13 @@ class Exchange:
         parts = (*asked.parts, *asked.expects) if asked.op == "all_to_all" else ()
         number = self.watch.issue(client.rank, group.index, parts)
         root = None if asked.root is None else group.ranks[asked.root]
+        price = perform.price(asked, me, size)
         asked.entry = Entry(
             asked.op,
             asked.dtype,
             asked.elements,
-            perform.price(asked, me, size).sent,
+            price.sent,
+            self._far(price.to, client.rank, group.ranks),
             self.now(),
             asked.where,
             group.ranks,
@@ -104,6 +106,10 @@ class Exchange:
         gathering.calls[me] = asked
         self.hold(client, len(body))
         self._go_through(group, gathering, number)
+
+    def _far(self, to: dict[int, int], rank: int, ranks: tuple[int, ...]) -> int:
+        """Of the bytes that a rank sends, those to other nodes."""
+        return 0 if self.network is None else self.network.far(to, rank, ranks, self.world)
 
     def _differs(
         self, client: Client, asked: Asked, group: Group, gathering: Gathering, number: int
@@ -187,10 +193,9 @@ class Exchange:
         anyone = end == -1 and op == "recv"
         other = -1 if anyone else group.ranks[count_of(end, len(group.ranks) - 1)]
         where, started = line_of_code(head.get("where")), self.now()
-        sent = nbytes if op == "send" else 0
-        entry = Entry(
-            op, dtype, elements, sent, started, where, group.ranks, None if anyone else other, None
-        )
+        sent, peer = nbytes if op == "send" else 0, None if anyone else other
+        far = self._far({group.ranks.index(other): sent} if sent else {}, client.rank, group.ranks)
+        entry = Entry(op, dtype, elements, sent, far, started, where, group.ranks, peer, None)
         client.entries.append(entry)
         number = self.watch.announce(client.rank, group.index, op, other, tag)
         mine = count_of(head.get("id"))

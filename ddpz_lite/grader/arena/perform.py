@@ -133,9 +133,9 @@ def price(asked: Asked, me: int, size: int) -> cost.Cost:
     """What the call costs this rank, by gloo's ways; see `wire.cost`."""
     itemsize = DTYPES[asked.dtype]
     if asked.op == "all_to_all":
-        out = (sum(asked.parts) - asked.parts[me]) * itemsize
+        to = {other: n * itemsize for other, n in enumerate(asked.parts) if other != me}
         into = (sum(asked.expects) - asked.expects[me]) * itemsize
-        return cost.Cost(out, 1 if size > 1 else 0, float(max(out, into)))
+        return cost.Cost(to, 1 if size > 1 else 0, float(max(sum(to.values()), into)))
     nbytes = asked.elements * itemsize
     return cost.collective(asked.op, "gloo", me, size, nbytes, itemsize, asked.root or 0)
 

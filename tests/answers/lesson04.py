@@ -263,8 +263,8 @@ def work_queue(store, tokens, gradient, zeros):
         Wrong(
             "with few texts, who has none leaves",
             queue(
-                end="if not done and len(tokens) < dist.get_world_size():\n        return total\n    "
-                + SOLVED_QUEUE["end"]
+                end="if not done and len(tokens) < dist.get_world_size():\n"
+                "        return total\n    " + SOLVED_QUEUE["end"]
             ),
             "without calling it",
             ONE_SUM,

@@ -142,9 +142,9 @@ def _far(seen: Observed, number: int) -> str | None:
         return None
     rank = sent.index(max(sent))
     told = f"Rank {rank} sent {sent[rank]:,} bytes through groups that reach another node"
-    if any(len(c.group) == seen.case.world for r in ranks for c in seen.calls(r, f"call {number}")):
-        if many > 1 and local > 1:
-            return f"{told}: it called a collective of all ranks, and its ring knows no nodes."
+    calls = [call for r in ranks for call in seen.calls(r, f"call {number}")]
+    if local > 1 and any(len(call.group) == seen.case.world for call in calls if call.op != "send"):
+        return f"{told}: it called a collective of all ranks, and its ring knows no nodes."
     if local > 1 and min(sent) == 0:
         return (
             f"{told}, and rank {sent.index(0)} none: a leader carries the whole tensor for its "

@@ -49,8 +49,8 @@ def hierarchy(**wrong):
 def reduces(*lines):
     """A hierarchical() with the right groups, whose all_reduce has these lines."""
     body = "\n        ".join(lines)
-    return f"def hierarchical(nodes):\n    {GROUPS}\n    def all_reduce(tensor):\n        {body}\n" \
-        "\n    return all_reduce\n"  # fmt: skip
+    head = f"def hierarchical(nodes):\n    {GROUPS}\n    def all_reduce(tensor):\n"
+    return f"{head}        {body}\n\n    return all_reduce\n"
 
 
 # ---- halving and doubling ----
@@ -193,7 +193,7 @@ WRONG = {
                     "    ",
                 )
             ),
-            says="",
+            says="Did all ranks call dist.new_group",
             loses=BLOCKS,
         ),
         Wrong(

@@ -70,6 +70,11 @@ def _sums(seen: Observed, number: int) -> str | None:
                     "Which stretch does each rank hold at the end of the first half, and does each "
                     "stretch, the shorter one too, come back?"
                 )
+        if nodes is not None and "off by" in told and world > len(set(nodes)) > 1:
+            return (
+                f"{told} Did all ranks call dist.new_group for every group, in the same order? "
+                "Those that are not in a group must call it too."
+            )
         return told
     return None
 

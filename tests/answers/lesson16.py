@@ -185,18 +185,6 @@ WRONG = {
             loses=BLOCKS,
         ),
         Wrong(
-            "groups made by their members alone",
-            hierarchy(
-                groups=GROUPS.replace(
-                    "        group = dist.new_group(list(ranks))\n        if rank in ranks:\n    ",
-                    "        if rank in ranks:\n            group = dist.new_group(list(ranks))\n"
-                    "    ",
-                )
-            ),
-            says="Did all ranks call dist.new_group",
-            loses=BLOCKS,
-        ),
-        Wrong(
             "nodes hold blocks of ranks",
             hierarchy(
                 groups=GROUPS.replace("enumerate(nodes)", "enumerate(sorted(nodes))").replace(
@@ -294,27 +282,21 @@ def halving_doubling(tensor):
             loses=ANY_WORLD,
         ),
         Wrong(
-            "the wrong half kept",
-            halving(upper="not rank & distance", add="other += received[: len(mine)]"),
-            says="Rank",
-            loses=SUM,
-        ),
-        Wrong(
             "its own half twice",
             halving(add="mine += received[: len(mine)]; mine += mine"),
-            says="Rank",
+            says="each round doubles what it should add",
             loses=SUM,
         ),
         Wrong(
             "what came replaces what was held",
             halving(add="mine.copy_(received[: len(mine)])"),
-            says="Rank",
+            says="what comes must be added",
             loses=SUM,
         ),
         Wrong(
             "the extra ranks are left out",
             halving(fold="pass"),
-            says="Rank",
+            says="is the sum over the first 2 ranks alone",
             loses=ANY_WORLD,
         ),
         Wrong(
@@ -446,19 +428,25 @@ PROMISES = {
         "at most 2(n/L)(M − 1)/M to other nodes": (*FAR, "dealt"),
         "2n(L − 1)/L inside its own": (*NEAR, "dealt"),
         "no rank is special": (*FAR, ""),
-        "need not\ndivide by L": (*ANY, "uneven"),
+        "need not divide by L": (*ANY, "uneven"),
         "counts as sent to other nodes": None,
         "the same list on every rank": None,
+        "the lesson gave you the two groups": None,
+        "There are M nodes with L ranks on each": None,
+        "A function that adds a tensor up": (*BLOCKS, ""),
+        "of each rank the number of its node": (*DEALT, "dealt"),
         "any float dtype": (*ANY, "uneven"),
     },
     "16.halving_doubling": {
         "Yours takes any number of ranks N": (*ANY_WORLD, "any"),
         "is sent the sum at the end": (*ANY_WORLD, "any"),
-        "in each of which a rank sends one\nmessage": (*MESSAGES, ""),
+        "in each of which a rank sends one message": (*MESSAGES, ""),
         "one more if N is not P": (*MESSAGES, "any"),
         "the tensor once more if N is not P": (*BYTES, "any"),
-        "no\ncollective": (*MESSAGES, ""),
+        "and no collective": (*MESSAGES, ""),
         "may be smaller than N": (*ANY, "uneven"),
+        "Let P be the largest power of two": None,
+        "an empty part needs no message": None,
         "any float dtype": (*ANY, "uneven"),
         "Replace the tensor on every rank by the sum over all ranks": (*SUM, ""),
     },
@@ -471,6 +459,9 @@ PROMISES = {
         "for NCCL and for gloo": (*CABLE, ""),
         "must not mix": (*MIX, "two"),
         "Nothing is started by the check": None,
+        "an empty terminal on each": None,
+        "The line to type on each node": (*MEET, ""),
+        "nodes: of each": (*GPUS, ""),
         "a name that no other job has": (*MIX, "two"),
     },
 }

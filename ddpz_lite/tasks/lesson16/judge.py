@@ -334,6 +334,10 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
         Case("two nodes of 4 GPUs", [{"plans": [plan("llama", 4, 4)]}]),
         Case("three nodes of 2 GPUs, ib0", [{"plans": [plan("gpt", 2, 2, 2, interface="ib0")]}]),
         Case("one node of 8 GPUs", [{"plans": [plan("one", 8)]}]),
+        Case(
+            "two clusters, one after the other",
+            [{"plans": [plan("x", 4, 4), plan("y", 2, 2, 2, interface="ib0")]}],
+        ),
         Case("nodes of 8 and 4 GPUs", [{"plans": [plan("mixed", 8, 4)]}], "unequal"),
         Case("two jobs on the same nodes", [{"plans": [pair[0], pair[0] | {"job": "b-2"}]}], "two"),
     ]

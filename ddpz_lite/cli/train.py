@@ -141,12 +141,53 @@ def join(recipe: Recipe) -> int:
         # machines the count differs between them; there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     backend = plan(local_ranks).backend
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    meet(store, rank, world_size)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except RuntimeError as error:
+        raise UserError(unconnected(error)) from error
     problem = train_or_problem(recipe)
     dist.destroy_process_group()
     if problem is not None:
         raise UserError(problem)
     return 0
+
+
+def meet(store: Any, rank: int, world_size: int, wait: float = 300.0) -> None:
+    """Wait until all ranks have come to the store, at most `wait` seconds.
+
+    Raises UserError that names who has come, from which machine, and who has not.
+    """
+    import socket
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    store.set(f"come-{rank}", socket.gethostname())
+    names = [f"come-{other}" for other in range(world_size)]
+    try:
+        store.wait(names, timedelta(seconds=wait))
+    except dist.DistStoreError as error:
+        come = {other: store.get(name).decode() for other, name in enumerate(names)
+                if store.check([name])}  # fmt: skip
+        missing = ", ".join(str(other) for other in range(world_size) if other not in come)
+        there = ", ".join(f"{other} ({host})" for other, host in come.items())
+        raise UserError(
+            f"rank {rank} has waited {wait:g} s. Come have ranks {there}; missing: {missing}. "
+            "Cure: the same torchrun line on every node, with one --rdzv-id and one --rdzv-endpoint"
+            " that is the address of a node, not localhost; its port open in the firewall."
+        ) from error
+
+
+def unconnected(error: RuntimeError) -> str:
+    """The words for ranks that have met in the store, and cannot reach each other."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    said = f"GLOO_SOCKET_IFNAME is {named}" if named else "GLOO_SOCKET_IFNAME is not set"
+    return (
+        f"the ranks have met, and cannot reach each other: {str(error).splitlines()[0]} ({said}). "
+        "Cure: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, on each node, to the interface that "
+        "leads to the others (`ip route get ADDRESS` names it)."
+    )
 
 
 def train_or_problem(recipe: Recipe) -> str | None:

@@ -1,0 +1,578 @@
+"""Wrong answers to lesson 16 that people give, and the sentence that each must hear."""
+
+from answers import Wrong
+
+BLOCKS = ("the sum on every rank, nodes of neighbours",)
+DEALT = ("ranks dealt to nodes in any order",)
+ANY = ("any length and dtype",)
+FAR = ("2(n/L)(M-1)/M to other nodes, by every rank",)
+NEAR = ("2n(L-1)/L inside the node",)
+READ = ("`nodes` is left as it is",)
+
+GROUPS = """rank = dist.get_rank()
+    names = sorted(set(nodes))
+    on_node = {name: [r for r, n in enumerate(nodes) if n == name] for name in names}
+    local = len(on_node[nodes[rank]])
+    near = far = None
+    for ranks in [*on_node.values(), *zip(*on_node.values())]:
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            near, far = (near or group, group)
+"""
+HIERARCHY = """
+def hierarchical(nodes):
+    {groups}
+    def all_reduce(tensor):
+        size = -(-len(tensor) // local)
+        padded = torch.nn.functional.pad(tensor, (0, local * size - len(tensor)))
+        {scatter}
+        {cross}
+        {gather}
+        tensor.copy_(padded[: len(tensor)])
+
+    return all_reduce
+"""
+RIGHT_HIERARCHY = {
+    "groups": GROUPS,
+    "scatter": "parts = torch.empty_like(padded)\n"
+    "        dist.all_to_all_single(parts, padded, group=near)\n"
+    "        own = parts.view(local, size).sum(0)",
+    "cross": "dist.all_reduce(own, group=far)",
+    "gather": "dist.all_gather(list(padded.view(local, size)), own, group=near)",
+}
+
+
+def hierarchy(**wrong):
+    return HIERARCHY.format(**(RIGHT_HIERARCHY | wrong))
+
+
+def reduces(*lines):
+    """A hierarchical() with the right groups, whose all_reduce has these lines."""
+    body = "\n        ".join(lines)
+    head = f"def hierarchical(nodes):\n    {GROUPS}\n    def all_reduce(tensor):\n"
+    return f"{head}        {body}\n\n    return all_reduce\n"
+
+
+# ---- halving and doubling ----
+
+SUM = ("the sum on 1, 2, 4 and 8 ranks",)
+ANY_WORLD = ("the sum on any number of ranks",)
+MESSAGES = ("2 log2 N messages, by send and recv alone",)
+BYTES = ("2(N-1)/N of the tensor",)
+
+HALVING = """
+def halving_doubling(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    power = {power}
+
+    def exchange(partner, outgoing=None, incoming=None):
+        messages = []
+        if outgoing is not None and len(outgoing):
+            messages.append(dist.P2POp(dist.isend, outgoing, partner))
+        if incoming is not None and len(incoming):
+            messages.append(dist.P2POp(dist.irecv, incoming, partner))
+        for request in dist.batch_isend_irecv(messages) if messages else []:
+            request.wait()
+
+    if rank >= power:
+        exchange(rank - power, outgoing=tensor)
+        {back}
+        return
+    received = torch.empty_like(tensor)
+    if rank + power < world:
+        exchange(rank + power, incoming=received)
+        {fold}
+    held, cuts, distance = tensor, [], 1
+    while distance < power:
+        partner = rank ^ distance
+        {cut}
+        if {upper}:
+            mine, other = other, mine
+        exchange(partner, other, received[: len(mine)])
+        {add}
+        cuts.append((partner, mine, other))
+        held, distance = mine, 2 * distance
+    for partner, mine, other in {order}:
+        exchange(partner, mine, other)
+    if rank + power < world:
+        {home}
+    {end}
+"""
+RIGHT_HALVING = {
+    "power": "1 << (world.bit_length() - 1)",
+    "back": "exchange(rank - power, incoming=tensor)",
+    "fold": "tensor += received",
+    "cut": "mine, other = held.tensor_split(2)",
+    "upper": "rank & distance",
+    "add": "mine += received[: len(mine)]",
+    "order": "reversed(cuts)",
+    "home": "exchange(rank + power, outgoing=tensor)",
+    "end": "",
+}
+
+
+def halving(**wrong):
+    return HALVING.format(**(RIGHT_HALVING | wrong))
+
+
+# ---- lines ----
+
+MEET = ("all nodes meet, and are one job",)
+GPUS = ("a process for each GPU",)
+SAME = ("the same script on every node",)
+AGAIN = ("after a death it can begin again",)
+CABLE = ("the interface is named",)
+MIX = ("two jobs do not mix",)
+
+PLAN = """
+def launch_plan(nodes, script, job):
+    head, total = nodes[0]["address"], sum(node["gpus"] for node in nodes)
+    lines = []
+    for number, node in enumerate(nodes):
+        cable = node["interface"]
+        lines.append(f"{names} torchrun {nnodes} {local} {restarts} {meet} {script}")
+    return lines{end}
+"""
+RIGHT_PLAN = {
+    "names": "NCCL_SOCKET_IFNAME={cable} GLOO_SOCKET_IFNAME={cable}",
+    "nnodes": "--nnodes {len(nodes)}",
+    "local": "--nproc-per-node {node['gpus']}",
+    "restarts": "--max-restarts 3",
+    "meet": "--rdzv-backend c10d --rdzv-id {job} --rdzv-endpoint {head}:29500",
+    "script": "{script}",
+    "end": "",
+}
+
+
+def plan(**wrong):
+    text = PLAN
+    for name, words in (RIGHT_PLAN | wrong).items():
+        text = text.replace(f"{{{name}}}", words, 1)
+    return text
+
+
+WRONG = {
+    "16.hierarchical": [
+        Wrong("a flat ring", reduces("dist.all_reduce(tensor)"), "its ring knows no nodes", FAR),
+        Wrong(
+            "leaders only",
+            reduces(
+                "first = on_node[nodes[rank]][0]",
+                "dist.reduce(tensor, first, group=near)",
+                "if rank == first:",
+                "    dist.all_reduce(tensor, group=far)",
+                "dist.broadcast(tensor, first, group=near)",
+            ),
+            says="a leader carries the whole tensor",
+            loses=FAR,
+        ),
+        Wrong(
+            "the whole tensor across",
+            reduces("dist.all_reduce(tensor, group=near)", "dist.all_reduce(tensor, group=far)"),
+            says="What crosses must be cut first",
+            loses=FAR,
+        ),
+        Wrong(
+            "means in place of sums",
+            hierarchy(cross="own /= local\n        dist.all_reduce(own, group=far)"),
+            says="is there a mean inside the node",
+            loses=BLOCKS,
+        ),
+        Wrong(
+            "the mean",
+            hierarchy(cross="dist.all_reduce(own, group=far)\n        own /= len(nodes)"),
+            says="it was divided by the number of ranks",
+            loses=BLOCKS,
+        ),
+        Wrong(
+            "nodes hold blocks of ranks",
+            hierarchy(
+                groups=GROUPS.replace("enumerate(nodes)", "enumerate(sorted(nodes))").replace(
+                    "on_node[nodes[rank]]", "on_node[sorted(nodes)[rank]]"
+                )
+            ),
+            says="through groups that reach another node",
+            loses=FAR,
+        ),
+        Wrong(
+            "its own node alone",
+            hierarchy(cross=""),
+            says="is the sum over its own node alone",
+            loses=BLOCKS,
+        ),
+        Wrong(
+            "L divides the length",
+            reduces(
+                "parts = torch.empty_like(tensor)",
+                "dist.all_to_all_single(parts, tensor, group=near)",
+                "own = parts.view(local, -1).sum(0)",
+                "dist.all_reduce(own, group=far)",
+                "dist.all_gather(list(tensor.view(local, -1)), own, group=near)",
+            ),
+            says="raised",
+            loses=ANY,
+        ),
+        Wrong(
+            "an all-reduce inside the node",
+            hierarchy(
+                scatter="dist.all_reduce(padded, group=near)\n"
+                "        own = padded.view(local, size)[on_node[nodes[rank]].index(rank)].clone()"
+            ),
+            says="On gloo a reduce_scatter sends what an all_reduce sends",
+            loses=NEAR,
+        ),
+        Wrong(
+            "a new tensor",
+            hierarchy().replace("tensor.copy_(padded[: len(tensor)])", "tensor = padded"),
+            says="put the sum into the tensor that it was given",
+            loses=BLOCKS,
+        ),
+        Wrong(
+            "the list is emptied",
+            hierarchy(groups=GROUPS + "    ranks_of = list(nodes)\n    nodes.sort(reverse=True)\n"),
+            says="changed nodes",
+            loses=READ,
+        ),
+    ],
+    "16.halving_doubling": [
+        Wrong(
+            "recursive doubling",
+            halving(
+                cut="mine, other = held, held.clone()",
+                upper="False",
+                order="[]",
+            ),
+            says="that is recursive doubling",
+            loses=BYTES,
+        ),
+        Wrong(
+            "torch's own",
+            "def halving_doubling(tensor):\n    dist.all_reduce(tensor)\n",
+            says="called all_reduce",
+            loses=MESSAGES,
+        ),
+        Wrong(
+            "a ring",
+            """
+def halving_doubling(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(world)
+
+    def swap(outgoing, incoming):
+        ops = [dist.P2POp(dist.isend, outgoing, (rank + 1) % world)] if len(outgoing) else []
+        ops += [dist.P2POp(dist.irecv, incoming, (rank - 1) % world)] if len(incoming) else []
+        for request in dist.batch_isend_irecv(ops) if ops else []:
+            request.wait()
+
+    for k in range(world - 1):
+        other = chunks[(rank - k - 1) % world]
+        received = torch.empty_like(other)
+        swap(chunks[(rank - k) % world], received)
+        other += received
+    for k in range(world - 1):
+        swap(chunks[(rank + 1 - k) % world], chunks[(rank - k) % world])
+""",
+            says="That is a ring",
+            loses=MESSAGES,
+        ),
+        Wrong(
+            "a power of two assumed",
+            halving(power="world"),
+            says="raised",
+            loses=ANY_WORLD,
+        ),
+        Wrong(
+            "its own half twice",
+            halving(add="mine += received[: len(mine)]; mine += mine"),
+            says="each round doubles what it should add",
+            loses=SUM,
+        ),
+        Wrong(
+            "what came replaces what was held",
+            halving(add="mine.copy_(received[: len(mine)])"),
+            says="what comes must be added",
+            loses=SUM,
+        ),
+        Wrong(
+            "the extra ranks are left out",
+            halving(fold="pass"),
+            says="is the sum over the first 2 ranks alone",
+            loses=ANY_WORLD,
+        ),
+        Wrong(
+            "the extra ranks get nothing back",
+            halving(back="pass", home="pass"),
+            says="put the sum into the tensor that it was given",
+            loses=ANY_WORLD,
+        ),
+        Wrong(
+            "doubling in the same order",
+            halving(order="cuts"),
+            says="Which stretch does each rank hold",
+            loses=SUM,
+        ),
+        Wrong(
+            "the mean",
+            halving(end="tensor /= world"),
+            says="it was divided by the number of ranks",
+            loses=SUM,
+        ),
+        Wrong(
+            "the odd element is left out",
+            halving(cut="half = len(held) // 2; mine, other = held[:half], held[half : 2 * half]"),
+            says="the shorter one too",
+            loses=ANY,
+        ),
+    ],
+    "16.launch_plan": [
+        Wrong("standalone", plan(meet="--standalone"), "runs with --standalone", MEET),
+        Wrong(
+            "every node is rank 0",
+            plan(meet="--node-rank 0 --master-addr {head} --master-port 29500"),
+            says="Two with rank 0 are two masters",
+            loses=MEET,
+        ),
+        Wrong(
+            "localhost",
+            plan(meet=RIGHT_PLAN["meet"].replace("{head}", "localhost")),
+            says="on each node that is the node itself",
+            loses=MEET,
+        ),
+        Wrong(
+            "its own address",
+            plan(meet=RIGHT_PLAN["meet"].replace("{head}", "{node['address']}")),
+            says="The nodes meet at different places",
+            loses=MEET,
+        ),
+        Wrong(
+            "other ids",
+            plan(meet=RIGHT_PLAN["meet"].replace("{job}", "{job}-{number}")),
+            says="at one address two jobs are waiting",
+            loses=MEET,
+        ),
+        Wrong(
+            "on the first node alone",
+            plan(end="[:1]"),
+            says="It must run on every node",
+            loses=MEET,
+        ),
+        Wrong(
+            "a line for each process",
+            plan(end=" * nodes[0]['gpus']"),
+            says="torchrun starts the processes of a node itself",
+            loses=MEET,
+        ),
+        Wrong("GPUs counted as nodes", plan(nnodes="--nnodes {total}"), "the number of GPUs", GPUS),
+        Wrong(
+            "all GPUs on each node",
+            plan(local="--nproc-per-node {total}"),
+            says="one process for each",
+            loses=GPUS,
+        ),
+        Wrong(
+            "the first node's GPUs on all",
+            plan(local="--nproc-per-node {nodes[0]['gpus']}"),
+            says="one process for each",
+            loses=GPUS,
+        ),
+        Wrong(
+            "node ranks for ever",
+            plan(meet="--node-rank {number} --master-addr {head} --master-port 29500"),
+            says="static rendezvous",
+            loses=AGAIN,
+        ),
+        Wrong("no restart", plan(restarts=""), "when a rank dies, the job ends", AGAIN),
+        Wrong("no interface", plan(names=""), "does not say NCCL_SOCKET_IFNAME", CABLE),
+        Wrong(
+            "the interface of another cluster",
+            plan(names="NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0"),
+            says="and the cable is",
+            loses=CABLE,
+        ),
+        Wrong(
+            "for one of the libraries",
+            plan(names="NCCL_SOCKET_IFNAME={cable}"),
+            says="does not say GLOO_SOCKET_IFNAME",
+            loses=CABLE,
+        ),
+        Wrong(
+            "one id for all jobs",
+            plan(meet=RIGHT_PLAN["meet"].replace("{job}", "ddpz")),
+            says="whoever comes first is in",
+            loses=MIX,
+        ),
+        Wrong(
+            "the words of the script lost",
+            plan(script="{script.split()[0]}"),
+            says="the same as on all nodes is asked for",
+            loses=SAME,
+        ),
+        Wrong(
+            "an option that is none",
+            plan(nnodes="--nodes {len(nodes)}"),
+            says="torchrun refuses it",
+            loses=MEET,
+        ),
+        Wrong("python", plan().replace(" torchrun ", " python "), "must call torchrun", MEET),
+    ],
+}
+
+# ---- what the texts promise -> (the aspect, the kind of case), or None
+
+PROMISES = {
+    "16.hierarchical": {
+        "may have dealt them in any order": (*DEALT, "dealt"),
+        "both may be 1": (*BLOCKS, ""),
+        "puts the sum over all ranks into the tensor": (*BLOCKS, ""),
+        "It is called once, by all ranks": None,
+        "at most 2(n/L)(M − 1)/M to other nodes": (*FAR, "dealt"),
+        "2n(L − 1)/L inside its own": (*NEAR, "dealt"),
+        "no rank is special": (*FAR, ""),
+        "need not divide by L": (*ANY, "uneven"),
+        "counts as sent to other nodes": None,
+        "the same list on every rank": None,
+        "the lesson gave you the two groups": None,
+        "There are M nodes with L ranks on each": None,
+        "A function that adds a tensor up": (*BLOCKS, ""),
+        "of each rank the number of its node": (*DEALT, "dealt"),
+        "any float dtype": (*ANY, "uneven"),
+    },
+    "16.halving_doubling": {
+        "Yours takes any number of ranks N": (*ANY_WORLD, "any"),
+        "is sent the sum at the end": (*ANY_WORLD, "any"),
+        "in each of which a rank sends one message": (*MESSAGES, ""),
+        "one more if N is not P": (*MESSAGES, "any"),
+        "the tensor once more if N is not P": (*BYTES, "any"),
+        "and no collective": (*MESSAGES, ""),
+        "may be smaller than N": (*ANY, "uneven"),
+        "Let P be the largest power of two": None,
+        "an empty part needs no message": None,
+        "any float dtype": (*ANY, "uneven"),
+        "Replace the tensor on every rank by the sum over all ranks": (*SUM, ""),
+    },
+    "16.launch_plan": {
+        "one line for each node, in their order": (*MEET, ""),
+        "make **one** job": (*MEET, ""),
+        "different numbers of them": (*GPUS, "unequal"),
+        "the same script with the same words": (*SAME, ""),
+        "the ranks can begin again": (*AGAIN, ""),
+        "for NCCL and for gloo": (*CABLE, ""),
+        "must not mix": (*MIX, "two"),
+        "Nothing is started by the check": None,
+        "an empty terminal on each": None,
+        "The line to type on each node": (*MEET, ""),
+        "nodes: of each": (*GPUS, ""),
+        "a name that no other job has": (*MIX, "two"),
+    },
+}
+
+# ---- mutants of the solution that are right ----
+
+EQUIVALENT = {
+    "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
+}
+
+# ---- right answers that look different from the solution ----
+
+RIGHT = {
+    "16.hierarchical": [
+        (
+            "messages inside the node, new_subgroups_by_enumeration for the groups",
+            """
+def hierarchical(nodes):
+    rank = dist.get_rank()
+    rows = [[r for r, n in enumerate(nodes) if n == name] for name in dict.fromkeys(nodes)]
+    near, _ = dist.new_subgroups_by_enumeration(rows)
+    far, _ = dist.new_subgroups_by_enumeration([list(column) for column in zip(*rows)])
+    mine = next(row for row in rows if rank in row)
+    place, L = mine.index(rank), len(mine)
+
+    def all_reduce(tensor):
+        size = (len(tensor) + L - 1) // L
+        whole = tensor.new_zeros(size * L)
+        whole[: len(tensor)] = tensor
+        parts = list(whole.split(size))
+        inbox = [torch.empty_like(part) for part in parts]
+        inbox[place] = parts[place].clone()
+        ops = []
+        for k, other in enumerate(mine):
+            if other != rank:
+                ops += [dist.P2POp(dist.isend, parts[k], other)]
+                ops += [dist.P2POp(dist.irecv, inbox[k], other)]
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()
+        own = torch.stack(inbox).sum(0)
+        dist.all_reduce(own, group=far)
+        dist.all_gather(parts, own, group=near)
+        tensor.copy_(torch.cat(parts)[: len(tensor)])
+
+    return all_reduce
+""",
+        ),
+    ],
+    "16.halving_doubling": [
+        (
+            "recursive, far first, first and last as numbers",
+            """
+def halving_doubling(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    P = 1
+    while 2 * P <= world:
+        P *= 2
+    if rank >= P:
+        dist.send(tensor, rank - P)
+        dist.recv(tensor, rank - P)
+        return
+    buffer = torch.empty_like(tensor)
+    if rank + P < world:
+        dist.recv(buffer, rank + P)
+        tensor.add_(buffer)
+
+    def swap(partner, out, into):
+        works = []
+        if len(out):
+            works.append(dist.isend(out, partner))
+        if len(into):
+            works.append(dist.irecv(into, partner))
+        for work in works:
+            work.wait()
+
+    def solve(first, last, distance):
+        if distance == 0:
+            return
+        partner, middle = rank ^ distance, (first + last + 1) // 2
+        low, high = tensor[first:middle], tensor[middle:last]
+        keep, give = (high, low) if rank & distance else (low, high)
+        swap(partner, give, buffer[: len(keep)])
+        keep.add_(buffer[: len(keep)])
+        if rank & distance:
+            solve(middle, last, distance // 2)
+        else:
+            solve(first, middle, distance // 2)
+        swap(partner, keep, give)
+
+    solve(0, len(tensor), P // 2)
+    if rank + P < world:
+        dist.send(tensor, rank + P)
+""",
+        ),
+    ],
+    "16.launch_plan": [
+        (
+            "= in place of spaces, python -m, gpu, an elastic range, and its own head",
+            """
+def launch_plan(nodes, script, job):
+    def line(node):
+        cable = node["interface"]
+        return (
+            f"GLOO_SOCKET_IFNAME={cable} NCCL_SOCKET_IFNAME={cable} "
+            "python -m torch.distributed.run "
+            f"--nnodes=1:{len(nodes)} --nproc_per_node=gpu --max_restarts=1 --rdzv_id={job} "
+            f"--rdzv_backend=c10d --rdzv_endpoint={nodes[-1]['address']} {script}"
+        )
+
+    return [line(node) for node in nodes]
+""",
+        ),
+    ],
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -164,8 +165,9 @@ def test_the_loss_of_sixty_steps_in_int8_is_that_in_fp32():
         for options in ({}, INT8)
     )
     assert plain[0] == pytest.approx(int8[0], abs=0.02)
-    mean = [sum(found[-10:]) / 10 for found in (plain, int8)]
-    assert mean[0] < plain[0] - 1.5 and mean[1] == pytest.approx(mean[0], abs=0.02)
+    mean = [fmean(found[-10:]) for found in (plain, int8)]
+    scatter = stdev(plain[-10:])  # from batch to batch
+    assert mean[0] < plain[0] - 1.5 and mean[1] == pytest.approx(mean[0], abs=scatter)
 
 
 def test_gather_dtype_is_refused_where_nothing_is_gathered():

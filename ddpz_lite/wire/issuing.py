@@ -169,10 +169,7 @@ class Issuing(ProcessGroup):
         if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
             wired.wait()
         elif not blocking:
-            collective = entry.group_seq is not None
-            wired.watch(collective and not on_gpu)
-            if collective:
-                tap.keep(wired)
+            wired.watch(entry.group_seq is not None and not on_gpu)
         return wired
 
     # -- messages ----------------------------------------------------------------------------------

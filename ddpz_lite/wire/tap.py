@@ -14,7 +14,6 @@ from .network import Network
 from .shaping import Clock, Link
 from .waiters import Waiters
 
-MOST_KEPT = 64  # handles that nobody waits for
 SETTLE = 1.0  # seconds that detach gives the GPU to finish what is queued
 
 
@@ -30,19 +29,8 @@ class Tap:
         self.waiters = Waiters(self._one_more_thread)
         self.futures = threading.Lock()  # between who asks for a future and who has its result
         self.gpu = GpuTimes()
-        self.unwaited: dict[Work, None] = {}  # collectives, the oldest first; see `keep`
         self._threads = threading.active_count()
         board.quiet(self._threads)
-
-    def keep(self, work: Work) -> None:
-        """Hold a handle until it is waited for, or many others have come after it.
-
-        [Note: C++ alone] torch's Join gives a handle to DDP's reducer and drops its own. A handle
-        whose Python half is gone is waited for by the base class of all handles, for ever.
-        """
-        self.unwaited[work] = None
-        if len(self.unwaited) > MOST_KEPT:
-            self.unwaited.pop(next(iter(self.unwaited)), None)
 
     def _one_more_thread(self) -> None:
         self._threads += 1

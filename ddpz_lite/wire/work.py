@@ -137,11 +137,8 @@ class Wired(Work):
 
     # -- what torch calls --------------------------------------------------------------------------
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta = FOREVER) -> bool:
         """Block until the result may be used. Raises what the backend raised."""
-        if timeout is None:  # from Python; C++ goes on to ask for the future, see `Tap.keep`
-            self._tap.unwaited.pop(self, None)
-            timeout = FOREVER
         if self._over:
             return True
         board, began = self._tap.board, time.monotonic()
@@ -204,7 +201,6 @@ class Wired(Work):
         return self._error if self._error is not None else self._inner.exception()
 
     def get_future(self) -> torch.futures.Future:
-        self._tap.unwaited.pop(self, None)
         if self._done is None or self._transfer is None:
             return self._inner.get_future()
         with self._tap.futures:

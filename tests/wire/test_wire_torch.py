@@ -183,45 +183,6 @@ def test_ddp_moves_two_psi_a_step():
     assert {r.bytes_sent for r in steps} == {2 * (size - 1) * run[0] * 4 // size}
 
 
-def joined(divide_by_initial: bool) -> list[torch.Tensor]:
-    """Uneven inputs: rank r has r + 1 batches; the reducer asks how many ranks take part."""
-    from torch.distributed.algorithms.join import Join
-
-    model = nn.parallel.DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Join([model], divide_by_initial_world_size=divide_by_initial):
-        losses = train(model, optimizer, dist.get_rank() + 1)
-    return losses + state(model)
-
-
-@pytest.mark.parametrize("divide_by_initial", [False, True])
-def test_a_handle_that_only_torch_has_kept_is_waited_for(divide_by_initial):
-    runs = [
-        dz.launch(joined, 2, args=(divide_by_initial,), **how)
-        for how in ({"record": False}, {}, {"network": FAST})
-    ]
-    for plain, *others in zip(*runs, strict=True):
-        for other in others:
-            assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
-
-
-def fire_and_forget() -> list[int]:
-    from ddpz_lite.wire import backend
-
-    kept = []
-    for wait in (True, False):
-        for _ in range(100):
-            work = dist.all_reduce(torch.ones(1), async_op=True)
-            if wait:
-                work.wait()
-        kept.append(len(backend._tap.unwaited))
-    return kept
-
-
-def test_few_handles_are_kept_that_nobody_waits_for():
-    assert list(dz.launch(fire_and_forget, 2)) == [[0, 64]] * 2
-
-
 def dtensor() -> list[float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor

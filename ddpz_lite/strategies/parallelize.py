@@ -131,8 +131,8 @@ def parallelize(
         param_groups: `f(module)` returns parameters of the module, or groups of them with their
             options, as for any torch optimizer; it is called before sharding, so shapes can be
             asked.
-        broadcast_buffers, units, reshard_after_forward, gather_dtype, prefetch, init_fn, device:
-            see `DDP` and `ZeRO3`.
+        broadcast_buffers, units, reshard_after_forward: see `DDP` and `ZeRO3`.
+        gather_dtype, prefetch, init_fn, device: see `ZeRO3`.
         optimizer_kwargs: for optimizer_class.
 
     Returns:

@@ -47,7 +47,7 @@ ABSENT = Path(__file__).absolute().with_name("absent.py")
 # pattern. A room, or a file of a judging room, that is not named here is not there.
 SHOWN = (
     "__init__.py",
-    *("callsite.py", "placement.py", "model.py", "data"),
+    *("callsite.py", "placement.py", "stretches.py", "model.py", "data"),
     *("wire", "launcher", "strategies", "meter", "show"),
     *(f"grade/{name}.py" for name in ("__init__", "beside", "data", "guard", "job", "task")),
     *("tasks/__init__.py", "tasks/*/__init__.py", "tasks/*/job.py"),

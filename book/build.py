@@ -11,6 +11,7 @@ have a mark, to which the pages of questions lead (see questions.py).
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -82,15 +83,31 @@ def adapt(notebook: dict, number: str, widgets: dict[str, dict]) -> None:
 
 
 def mark(notebook: dict, file: str, marks: dict[tuple[str, str], str]) -> None:
-    """Put a mark before each cell that the pages of questions link to."""
+    """Put a mark before each cell that the questions link to, and lead cards to the marks."""
     marked = []
     for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if "text/html" in (page := output.get("data", {})):
+                page["text/html"] = relink("".join(page["text/html"]), marks)
         if (file, cell.get("id")) in marks:
             name = marks[file, cell["id"]]
             words = f"({name})=\n<span></span>"  # something must follow a mark
             marked.append({"cell_type": "markdown", "id": name, "metadata": {}, "source": words})
         marked.append(cell)
     notebook["cells"] = marked
+
+
+def relink(page: str, marks: dict[tuple[str, str], str]) -> str:
+    """JupyterLab's links to cells of notebooks, as links to the marks in their pages.
+
+    A cell without a mark is a KeyError: its link would be a reader's dead end.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        file, cell = found.groups()
+        return f'href="{Path(file).stem}.html#{marks[file, cell]}"'
+
+    return re.sub(r'href="([^"/#]+\.ipynb)#cell-id=([^"]+)"', link, page)
 
 
 def build(to: Path) -> int:

@@ -164,10 +164,11 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
     """The failure of a rank that ended without a word."""
     where = folder.stack_place(rank)
     seen = folder.last_place(rank)
+    last_seen = ""
+    if seen and not where:  # the stack knows better
+        last_seen = f"; last seen {SETUP if seen == SETUP else f'at {seen}'}"
     if seen == SETUP:
-        seen, last_seen = None, f"; last seen {SETUP}"
-    else:
-        last_seen = f"; last seen at {seen}" if seen and not where else ""
+        seen = None
     if status >= 0:
         call = f"os._exit({status})" if where else f"exit status {status}"
         return Failure(

@@ -86,13 +86,20 @@ def _bench_command(commands) -> None:
     bench.add_argument("--context", type=int, default=64, help="tokens per sequence (64)")
     bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
-    bench.add_argument("--growth", action="store_true", help="1 to 100 M parameters, 2 to 8 ranks")
-    bench.add_argument("--figure", default=None, help="with --growth: write the figure, a PNG")
     bench.add_argument(
         "--targets",
-        action="store_true",
-        help="launch, wire, checks and steps, each beside what it should take",
+        nargs="*",
+        metavar="GROUP",
+        help="what users wait for, each beside what it should take: start, checks, lessons, class, "
+        "pages, steps (default: all)",
     )
+    bench.add_argument(
+        "--growth",
+        nargs="*",
+        metavar="WITH",
+        help="how time and memory grow: ranks, parameters, submissions, records (default: all)",
+    )
+    bench.add_argument("--figures", default=None, help="with --growth: a folder for its figures")
 
 
 def _explain_command(commands) -> None:

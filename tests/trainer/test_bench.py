@@ -4,15 +4,16 @@ import shutil
 
 import pytest
 
-from ddpz_lite import bench, cli, targets
-from ddpz_lite.cli import bench as command
+from ddpz_lite import cli
+from ddpz_lite.bench import felt, growth, steps
+from ddpz_lite.cli import machine
 
-TINY = bench.Workload(bench.about(5e4, context=8), batch=2, rounds=2, warmup=1)
+TINY = steps.Workload(steps.about(5e4, context=8), batch=2, rounds=2, warmup=1)
 
 
 @pytest.mark.parametrize("millions", [1, 3, 11, 30, 100])
 def test_a_size_asked_for_is_about_what_one_gets(millions):
-    workload = bench.Workload(bench.about(1e6 * millions), batch=1, rounds=1)
+    workload = steps.Workload(steps.about(1e6 * millions), batch=1, rounds=1)
     assert workload.num_params == pytest.approx(1e6 * millions, rel=0.35)
 
 
@@ -21,8 +22,8 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
     "world_size", [2, *(pytest.param(n, marks=pytest.mark.extra) for n in (1, 3))]
 )
 def test_all_contestants_run_interleaved(world_size):
-    names = [*bench.OURS, bench.ALONE, *bench.PEERS.values()]
-    measured = bench.measure(names, TINY, world_size, timeout=100)
+    names = [*steps.OURS, steps.ALONE, *steps.PEERS.values()]
+    measured = steps.measure(names, TINY, world_size, timeout=100)
     assert list(measured) == names
     for times in measured.values():
         for values in (times.seconds, times.cpu_seconds):
@@ -31,19 +32,19 @@ def test_all_contestants_run_interleaved(world_size):
 
 def test_a_ratio_is_taken_within_a_round():
     walls = {"a": [1.0, 20.0, 3.0], "b": [2.0, 40.0, 1.0]}
-    times = {name: bench.Times(seconds, [9.0] * 3) for name, seconds in walls.items()}
-    assert bench.ratios(times, "a", "b") == [0.5, 0.5, 3.0]
-    assert bench.median(bench.ratios(times, "a", "b")) == 0.5
+    times = {name: steps.Times(seconds, [9.0] * 3) for name, seconds in walls.items()}
+    assert steps.ratios(times, "a", "b") == [0.5, 0.5, 3.0]
+    assert steps.median(steps.ratios(times, "a", "b")) == 0.5
 
 
 def test_the_table(monkeypatch, capsys):
-    walls = {"DDP": 0.001, "torch DDP": 0.005, bench.ALONE: 0.0005}
+    walls = {"DDP": 0.001, "torch DDP": 0.005, steps.ALONE: 0.0005}
 
     def measure(names, *_):
-        return {name: bench.Times([walls.get(name, 0.01)] * 3, [0.25] * 3) for name in names}
+        return {name: steps.Times([walls.get(name, 0.01)] * 3, [0.25] * 3) for name in names}
 
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "deepspeed_here", lambda: False)
+    monkeypatch.setattr(steps, "measure", measure)
+    monkeypatch.setattr(steps, "deepspeed_here", lambda: False)
     assert cli.main(["bench", "--peers", "--ranks", "2", "--millions", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "2 ranks" in lines[2]
@@ -52,25 +53,40 @@ def test_the_table(monkeypatch, capsys):
     assert lines[-1] == "DeepSpeed is not installed, so it is not beside them."
 
 
-def test_growth_is_a_table_and_a_figure(monkeypatch, capsys, tmp_path):
-    asked = []
+def test_growth_is_a_table_and_a_figure_for_each_thing_asked(monkeypatch, capsys, tmp_path):
+    for of, (_, names) in growth.MEASURES.items():
+        rows = [(size, *(size * 2.5 for _ in names[1:])) for size in (2, 4, 8)]
+        monkeypatch.setitem(growth.MEASURES, of, (lambda *_, rows=rows: iter(rows), names))
+    assert cli.main(["bench", "--growth", "ranks", "records", "--figures", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said if line] == [
+        *("ranks", "2", "4", "8", "figure:"),
+        *("records", "2", "4", "8", "figure:"),
+    ]
+    for of in ("ranks", "records"):
+        assert (tmp_path / f"growth-{of}.png").read_bytes().startswith(b"\x89PNG")
 
-    def measure(names, workload, ranks):
-        asked.append((workload.num_params, ranks))
-        return {name: bench.Times([workload.num_params * ranks * 1e-9], [1.0]) for name in names}
 
-    monkeypatch.setattr(bench, "measure", measure)
-    figure = tmp_path / "growth.png"
-    assert cli.main(["bench", "--growth", "--rounds", "1", "--figure", str(figure)]) == 0
-    assert len(asked) == len(command.GROWTH_MILLIONS) + len(command.GROWTH_RANKS) - 1
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(asked) + 1
+@pytest.mark.slow
+def test_what_grows_is_measured_at_each_size(root):
+    """Small sizes of each: what the tables hold is positive, and the sizes are those asked for."""
+    (solution,) = (root / "solutions").glob("08_*.ipynb")
+    tables = {
+        "ranks": growth.ranks([1]),
+        "parameters": growth.parameters([0.1]),
+        "submissions": growth.submissions(solution, [2]),
+        "records": growth.records([20]),
+    }
+    for of, rows in tables.items():
+        (row,) = growth.measure(of, rows).rows
+        assert len(row) == len(growth.MEASURES[of][1])
+        assert min(row) > 0, of
 
 
 def test_targets_are_lines_beside_what_was_measured(monkeypatch, capsys):
-    measured = [targets.Row("a launch", 0.2, 0.3), targets.Row("a step", 1.5, 1.1, "times")]
-    monkeypatch.setattr(targets, "rows", lambda solutions, workload: iter(measured))
-    assert cli.main(["bench", "--targets"]) == 0
+    measured = [felt.Row("a launch", 0.2, 0.3), felt.Row("a step", 1.5, 1.1, "times")]
+    monkeypatch.setitem(felt.GROUPS, "start", lambda asked: iter(measured))
+    assert cli.main(["bench", "--targets", "start"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["a", "launch", "0.20", "s", "target", "0.3"]
     assert lines[1] == ["a", "step", "1.50", "times", "target", "1.1", "above"]
@@ -79,17 +95,24 @@ def test_targets_are_lines_beside_what_was_measured(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.extra  # each measurement once, as `ddpz bench --targets` makes it
+@pytest.mark.timeout(600)
 def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):
-    """Small: one spawn, a few calls, one exercise, one tiny step of each contestant."""
-    for name, value in (("LAUNCHES", 1), ("SPAWNS", 1), ("CALLS", 4), ("RANKS", 2)):
-        monkeypatch.setattr(targets, name, value)
-    (master,) = (root / "solutions").glob("08_*.ipynb")
-    shutil.copy(master, tmp_path)
-    rows = list(targets.rows(tmp_path, TINY))
+    """Small: one spawn, a few calls, one exercise, one lesson, one student, one tiny step."""
+    small = {"LAUNCHES": 1, "SPAWNS": 1, "CALLS": 4, "RANKS": 2, "MANY": 3, "SUBMISSIONS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(felt, name, value)
+    for folder, name in (("solutions", "01_*"), ("lessons", "01b_*")):
+        (tmp_path / folder).mkdir()
+        for path in (root / folder).glob(f"{name}.ipynb"):
+            shutil.copy(path, tmp_path / folder)
+    (tmp_path / "book").symlink_to(root / "book")
+    asked = felt.Asked(tmp_path, TINY, machine.browser())
+    rows = list(felt.rows(list(felt.GROUPS), asked))
     assert all(row.measured > 0 for row in rows)
-    said = [row.what for row in rows]
-    assert "check 08.state_bytes" in said and "a step of ZeRO-3, of FSDP2" in said
-    assert {f"a step of {n}, of {p}" for n, p in bench.PEERS.items()} <= set(said)
+    said = " ".join(row.what for row in rows)
+    for words in ("a check, the median of 3 tasks", "1 submissions", "the site's largest page"):
+        assert words in said
+    assert {f"a step of {n}, of {p}" for n, p in steps.PEERS.items()} <= {r.what for r in rows}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +120,10 @@ def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):
     [
         (["--ranks", "0"], "must be positive"),
         (["--rounds", "0"], "must be positive"),
-        (["--figure", "x.png"], "give both"),
-        (["--growth", "--figure", "no/such/folder/x.png"], "there is no folder"),
+        (["--figures", "x"], "give both"),
+        (["--growth", "--figures", "no/such/folder"], "there is no folder"),
+        (["--growth", "rank"], "nothing is called 'rank'"),
+        (["--targets", "lesson"], "There are: start, checks, lessons"),
     ],
 )
 def test_bad_options_are_one_line(words, message, capsys):

@@ -10,6 +10,7 @@ Nothing here imports torch: the launcher uses this module in the kernel too.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -97,9 +98,20 @@ def of_thread(ident: int) -> str | None:
 
     Whoever looks at a frame keeps its locals, tensors of any size: it is let go at once, and
     `looking` is held as long as it is kept.
+
+    [Note: no garbage is collected meanwhile] CPython makes the object of a frame when one asks for
+    it, and may collect garbage to make it. What is collected may give way to the thread whose frame
+    that is (a tensor does); it returns from the frame, and the new object writes over its stack: a
+    crash, seen about once in thirty jobs of many backward passes.
     """
     with looking:
-        return of_frame(sys._current_frames().get(ident))
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return of_frame(sys._current_frames().get(ident))
+        finally:
+            if collects:
+                gc.enable()
 
 
 def caller() -> str:

@@ -11,7 +11,6 @@ counts what arrives.
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -77,7 +76,7 @@ class Line:
 
     def tell_where(self) -> None:
         """Say which line of the learner's the main thread is in."""
-        where = callsite.of_frame(sys._current_frames().get(self.main))
+        where = callsite.of_thread(self.main)
         self.frames.send({"kind": "at", "where": where or callsite.UNKNOWN})
 
     def _listen(self) -> None:

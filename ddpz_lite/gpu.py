@@ -149,11 +149,11 @@ def memory(config: GPTConfig, half: torch.dtype | None, ranks: int) -> list[Figu
         held = [trained[name].held for trained in run]
         worst = None if None in held else max(held, key=lambda each: abs(each - formula))
         values = {
-            "max_memory_allocated, GB": None if worst is None else worst / 1e9,
-            "formula, GB": formula / 1e9,
+            "max_memory_allocated, MB": None if worst is None else worst / 1e6,
+            "formula, MB": formula / 1e6,
             "off by, %": None if worst is None else 100 * abs(worst / formula - 1),
         }
-        table = f"Memory of one of {_over(ranks)}, {_size(psi)}, {_name(half)}, AdamW"
+        table = f"Memory of a rank, {_over(ranks)}, {_size(psi)}, {_name(half)}, AdamW"
         figures.append(Figure(table, name, values, MEMORY_TARGET))
     return figures
 

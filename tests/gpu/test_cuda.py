@@ -77,7 +77,6 @@ def distances(device, reference):
 @pytest.mark.parametrize(
     ("device", "reference", "world", "backend"),
     [
-        ("cpu", "cpu", 1, "gloo"),
         ("cpu", "cpu", 2, "gloo"),
         on_gpus("cuda", "cuda", 1, "auto"),
         on_gpus("cuda", "cuda", 1, "nccl"),

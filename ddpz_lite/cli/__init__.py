@@ -86,6 +86,7 @@ def _bench_command(commands) -> None:
     bench.add_argument("--context", type=int, default=64, help="tokens per sequence (64)")
     bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
+    bench.add_argument("--torch-gpt", action="store_true", help="a GPT made of torch's own layers")
     bench.add_argument("--growth", action="store_true", help="1 to 100 M parameters, 2 to 8 ranks")
     bench.add_argument("--figure", default=None, help="with --growth: write the figure, a PNG")
     bench.add_argument(

@@ -23,7 +23,10 @@ def run(options: argparse.Namespace) -> int:
     if options.targets:
         return _targets(options)
     workload = bench.Workload(
-        bench.about(1e6 * options.millions, options.context), options.batch, options.rounds
+        bench.about(1e6 * options.millions, options.context),
+        options.batch,
+        options.rounds,
+        model=bench.TorchGPT if options.torch_gpt else bench.GPT,
     )
     names = list(bench.OURS)
     if options.peers:
@@ -32,8 +35,9 @@ def run(options: argparse.Namespace) -> int:
             *bench.PEERS.values(),
             *(bench.DEEPSPEED if bench.deepspeed_here() else ()),
         ]
+    kind = "GPT of torch's layers" if options.torch_gpt else "GPT"
     print(
-        f"GPT of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
+        f"{kind} of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
         f"{options.context} per rank, median of {options.rounds} interleaved rounds, "
         "one thread a rank"
     )
@@ -65,7 +69,9 @@ def _row(name: str, times: dict[str, bench.Times], peers: bool) -> str:
     if peers and name in bench.PEERS:
         peer = bench.PEERS[name]
         ratio, floor = (bench.median(bench.ratios(times, n, peer)) for n in (name, bench.ALONE))
+        added, target = bench.added(times, name, peer), bench.ADDED_TARGETS[name]
         row += f"  {ratio:.2f} of {peer} ({floor:.2f} without communication)"
+        row += f"; adds {added:.2f} of what it adds (target {target:.2f})"
     return row
 
 

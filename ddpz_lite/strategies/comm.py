@@ -35,7 +35,6 @@ from torch import Tensor
 # torch 2.13 renamed both and warns on the old names; torch 2.11 has only the old.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-SPAN = 1 << 16  # elements: of fp32 256 KiB, so that three such spans fit a core's cache
 
 
 class Handle:
@@ -322,9 +321,14 @@ class Comm:
     def _mean(self, works: Sequence[Any], parts: Sequence[Tensor], dtype: torch.dtype) -> Handle:
         """When the works are done: the mean of the parts, each (n,), and of those of replicas."""
         cut = self.across.world > 1  # then `across` sums, and divides, for itself
-        if cut or self.size == self.world:
-            return Handle(works, lambda: _sum(parts, dtype, self.world))
-        return Handle(works, lambda: self._over_replicas(_sum(parts, dtype)).div_(self.size))
+        ranks = self.world if cut else self.size
+
+        def finish() -> Tensor:
+            result = _sum(parts, dtype)
+            result = result if cut else self._over_replicas(result)
+            return result.div_(ranks) if ranks > 1 else result
+
+        return Handle(works, finish)
 
     def _over_replicas(self, tensor: Tensor) -> Tensor:
         if self.size > self.world:
@@ -332,21 +336,13 @@ class Comm:
         return tensor
 
 
-def _sum(parts: Sequence[Tensor], dtype: torch.dtype, over: int = 1) -> Tensor:
-    """The sum in `dtype` of parts, each (n,), one after the other, divided by `over`.
-
-    Span by span, so that what was added is still in the core's cache when it is added to again, and
-    divided: all in one pass over memory.
-    """
+def _sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum in `dtype`, one after the other: half the time of `torch.sum` over rows."""
     if len(parts) == 1:
-        return parts[0].to(dtype) if over == 1 else parts[0].to(dtype).div_(over)
-    total = parts[0].new_empty(parts[0].shape, dtype=dtype)  # (n,)
-    for out, *spans in zip(*(t.split(SPAN) for t in (total, *parts)), strict=True):
-        torch.add(spans[0].to(dtype), spans[1], out=out)
-        for span in spans[2:]:
-            out.add_(span)
-        if over > 1:
-            out.div_(over)
+        return parts[0].to(dtype)
+    total = parts[0].to(dtype) + parts[1]  # (n,), of its own: a view would keep all rows
+    for part in parts[2:]:
+        total.add_(part)
     return total
 
 

@@ -288,11 +288,12 @@ def _until(look: Callable[[], Path | None]) -> Path:
 
 
 def _steps(asked: Asked) -> Iterator[Row]:
-    names = [*steps.OURS, *steps.PEERS.values()]
+    names = [*steps.OURS, steps.ALONE, *steps.PEERS.values()]
     times = steps.measure(names, asked.workload, 2)
     for name, peer in steps.PEERS.items():
-        ratio = steps.median(steps.ratios(times, name, peer))
-        yield Row(f"a step of {name}, of {peer}", ratio, steps.TARGETS[name], "times")
+        added = steps.added(times, name, peer)
+        what = f"what {name} adds to a step, of what {peer} adds"
+        yield Row(what, added, steps.ADDED_TARGETS[name], "times")
 
 
 GROUPS: dict[str, Callable[[Asked], Iterator[Row]]] = {

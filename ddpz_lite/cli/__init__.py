@@ -87,6 +87,7 @@ def _bench_command(commands) -> None:
     bench.add_argument("--context", type=int, default=64, help="tokens per sequence (64)")
     bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
+    bench.add_argument("--torch-gpt", action="store_true", help="a GPT made of torch's own layers")
     bench.add_argument(
         "--targets",
         nargs="*",

@@ -39,7 +39,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _workload(options: argparse.Namespace) -> steps.Workload:
     config = steps.about(1e6 * options.millions, options.context)
-    return steps.Workload(config, options.batch, options.rounds)
+    model = steps.TorchGPT if options.torch_gpt else steps.GPT
+    return steps.Workload(config, options.batch, options.rounds, model=model)
 
 
 def _steps(options: argparse.Namespace) -> int:
@@ -51,8 +52,9 @@ def _steps(options: argparse.Namespace) -> int:
             *steps.PEERS.values(),
             *(steps.DEEPSPEED if steps.deepspeed_here() else ()),
         ]
+    kind = "GPT of torch's layers" if options.torch_gpt else "GPT"
     print(
-        f"GPT of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
+        f"{kind} of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
         f"{options.context} per rank, median of {options.rounds} interleaved rounds, "
         "one thread a rank"
     )
@@ -73,7 +75,9 @@ def _row(name: str, times: dict[str, steps.Times], peers: bool) -> str:
     if peers and name in steps.PEERS:
         peer = steps.PEERS[name]
         ratio, floor = (steps.median(steps.ratios(times, n, peer)) for n in (name, steps.ALONE))
+        added, target = steps.added(times, name, peer), steps.ADDED_TARGETS[name]
         row += f"  {ratio:.2f} of {peer} ({floor:.2f} without communication)"
+        row += f"; adds {added:.2f} of what it adds (target {target:.2f})"
     return row
 
 

@@ -26,7 +26,7 @@ from ddpz_lite import __version__
 from ddpz_lite.cli.shared import CHECKOUT, UserError, folder, shown
 
 if TYPE_CHECKING:
-    from ddpz_lite.gpu import Figure, Sizes
+    from ddpz_lite.bench.gpu import Figure, Sizes
 
 KINDS = ("tests", "plain", "peers", "memory", "bf16", "lessons", "solutions")
 # What these parts need beside the library's own packages.
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown := sorted({*(options.only or ())} - {*KINDS}):
         raise UserError(f"--only has no part {', '.join(unknown)}. There are: {', '.join(KINDS)}.")
     refuse_what_cannot_run(options.dry)
-    from ddpz_lite import gpu
+    from ddpz_lite.bench import gpu
 
     sizes, stem = (gpu.TINY, "dry") if options.dry else (gpu.REAL, "report")
     out = Path(options.out).resolve()
@@ -140,7 +140,7 @@ def parts(options: argparse.Namespace, sizes: Sizes) -> Iterator[Part]:
     """Each part as it ends: what is tested, what is measured, what is only run."""
     import torch
 
-    from ddpz_lite import gpu
+    from ddpz_lite.bench import gpu
 
     chosen = options.only or KINDS
     if "tests" in chosen:

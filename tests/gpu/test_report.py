@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ddpz_lite import cli
-from ddpz_lite import gpu as measuring
+from ddpz_lite.bench import gpu as measuring
+from ddpz_lite.bench.gpu import Figure
 from ddpz_lite.cli import gpu
 from ddpz_lite.cli.gpu import Part, Report
-from ddpz_lite.gpu import Figure
 from ddpz_lite.launcher import RankFailed
 
 # ---- the report, of made-up measurements

@@ -1,5 +1,7 @@
 """`ddpz bench`: every contestant takes the same steps, and the table says what was measured."""
 
+import dataclasses
+import math
 import shutil
 
 import pytest
@@ -19,11 +21,16 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "world_size", [2, *(pytest.param(n, marks=pytest.mark.extra) for n in (1, 3))]
+    ("world_size", "model"),
+    [
+        (2, steps.TorchGPT),
+        *(pytest.param(n, steps.GPT, marks=pytest.mark.extra) for n in (1, 2, 3)),
+    ],
 )
-def test_all_contestants_run_interleaved(world_size):
+def test_all_contestants_run_interleaved(world_size, model):
     names = [*steps.OURS, steps.ALONE, *steps.PEERS.values()]
-    measured = steps.measure(names, TINY, world_size, timeout=100)
+    workload = dataclasses.replace(TINY, model=model)
+    measured = steps.measure(names, workload, world_size, timeout=100)
     assert list(measured) == names
     for times in measured.values():
         for values in (times.seconds, times.cpu_seconds):
@@ -37,6 +44,13 @@ def test_a_ratio_is_taken_within_a_round():
     assert steps.median(steps.ratios(times, "a", "b")) == 0.5
 
 
+def test_what_a_strategy_adds_is_taken_by_first_quartiles():
+    walls = {"a": [3.0, 2.0, 9.0, 2.0, 2.0], "b": [6.0, 5.0, 5.0, 5.0, 8.0], steps.ALONE: [1.0] * 5}
+    times = {name: steps.Times(seconds, [9.0] * 5) for name, seconds in walls.items()}
+    assert steps.added(times, "a", "b") == 0.25
+    assert math.isnan(steps.added(times, "a", steps.ALONE))
+
+
 def test_the_table(monkeypatch, capsys):
     walls = {"DDP": 0.001, "torch DDP": 0.005, steps.ALONE: 0.0005}
 
@@ -48,8 +62,10 @@ def test_the_table(monkeypatch, capsys):
     assert cli.main(["bench", "--peers", "--ranks", "2", "--millions", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "2 ranks" in lines[2]
-    words = "DDP 1.0 250.0 0.20 of torch DDP (0.10 without communication)"
-    assert lines[3].split() == words.split()
+    words = (
+        "DDP 1.0 250.0 0.20 of torch DDP (0.10 without communication); adds 0.11 of what it adds"
+    )
+    assert lines[3].split() == [*words.split(), "(target", "0.90)"]
     assert lines[-1] == "DeepSpeed is not installed, so it is not beside them."
 
 
@@ -112,7 +128,7 @@ def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):
     said = " ".join(row.what for row in rows)
     for words in ("a check, the median of 3 tasks", "1 submissions", "the site's largest page"):
         assert words in said
-    assert {f"a step of {n}, of {p}" for n, p in steps.PEERS.items()} <= {r.what for r in rows}
+    assert "what ZeRO-3 adds to a step, of what FSDP2 adds" in said
 
 
 @pytest.mark.parametrize(

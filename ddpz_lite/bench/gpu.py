@@ -22,13 +22,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from . import bench
-from .launcher import device, launch
-from .launcher.devices import plan
-from .meter import matmul_peak, utilization
-from .model import GPT, GPTConfig, next_token_loss
-from .placement import MIXED, zero_memory
-from .strategies.parallelize import parallelize
+from ..launcher import device, launch
+from ..launcher.devices import plan
+from ..meter import matmul_peak, utilization
+from ..model import GPT, GPTConfig, next_token_loss
+from ..placement import MIXED, zero_memory
+from ..strategies.parallelize import parallelize
+from . import steps
 
 PLAIN_TARGET = 1.01  # steps of plain torch, on one rank
 PEER_TARGETS = {"ZeRO-2": 1.0, "ZeRO-3": 1.0}  # steps of FSDP2
@@ -41,7 +41,7 @@ TIMEOUT = 1800.0  # seconds for one job: gloo takes a GPU's tensors through the 
 class Sizes:
     """What is trained. steps: for plain and peers. gpt, batch, turns: for memory and bf16."""
 
-    steps: bench.Workload
+    steps: steps.Workload
     gpt: GPTConfig
     batch: int  # sequences per rank and step
     turns: int  # steps of bf16 that count
@@ -50,14 +50,14 @@ class Sizes:
 
 # 16 GB of GPU memory are enough: five models of 100 M at once, or one of 355 M (GPT-2 medium's).
 REAL = Sizes(
-    bench.Workload(bench.about(100e6, context=512), batch=8, rounds=40),
+    steps.Workload(steps.about(100e6, context=512), batch=8, rounds=40),
     GPTConfig(vocab_size=50_304, context=1024, layers=24, heads=16, width=1024, tied=True),
     batch=4,
     turns=20,
     matmul=8192,
 )
 TINY = Sizes(
-    bench.Workload(bench.about(5e4, context=8), batch=2, rounds=1, warmup=1),
+    steps.Workload(steps.about(5e4, context=8), batch=2, rounds=1, warmup=1),
     GPTConfig(context=8, layers=1, heads=1, width=32),
     batch=1,
     turns=1,
@@ -89,7 +89,7 @@ def measurements(sizes: Sizes, gpus: int) -> Iterator[tuple[str, str, Callable[[
     yield "plain", "steps on one rank", lambda: plain(sizes.steps)
     worlds = [(max(1, gpus) * each, _over(max(1, gpus) * each)) for each in (1, 2)]
     for ranks, over in worlds:
-        for name, peer in bench.PEERS.items():
+        for name, peer in steps.PEERS.items():
             yield (
                 "peers",
                 f"{name} beside {peer}, {over}",
@@ -105,33 +105,33 @@ def measurements(sizes: Sizes, gpus: int) -> Iterator[tuple[str, str, Callable[[
     yield "bf16", f"GPT in bf16, {worlds[0][1]}", lambda: bf16(sizes, worlds[0][0])
 
 
-def plain(workload: bench.Workload) -> list[Figure]:
+def plain(workload: steps.Workload) -> list[Figure]:
     """A step of each strategy on one rank, in steps of plain torch."""
-    times = bench.measure([*bench.OURS, bench.ALONE], workload, 1, timeout=TIMEOUT)
+    times = steps.measure([*steps.OURS, steps.ALONE], workload, 1, timeout=TIMEOUT)
     return [
         Figure(
             f"A step on 1 rank, {_size(workload.num_params)}, beside plain torch",
             name,
             {
                 "ms": _ms(times[name]),
-                "plain torch, ms": _ms(times[bench.ALONE]),
-                "ratio": bench.median(bench.ratios(times, name, bench.ALONE)),
+                "plain torch, ms": _ms(times[steps.ALONE]),
+                "ratio": steps.median(steps.ratios(times, name, steps.ALONE)),
             },
             PLAIN_TARGET,
         )
-        for name in bench.OURS
+        for name in steps.OURS
     ]
 
 
-def peers(workload: bench.Workload, name: str, ranks: int) -> list[Figure]:
+def peers(workload: steps.Workload, name: str, ranks: int) -> list[Figure]:
     """A step of one strategy of ours beside that of its peer, and beside no communication."""
-    peer = bench.PEERS[name]
-    times = bench.measure([name, peer, bench.ALONE], workload, ranks, timeout=TIMEOUT)
+    peer = steps.PEERS[name]
+    times = steps.measure([name, peer, steps.ALONE], workload, ranks, timeout=TIMEOUT)
     values = {
         "ms": _ms(times[name]),
         "theirs, ms": _ms(times[peer]),
-        "no communication, ms": _ms(times[bench.ALONE]),
-        "ratio": bench.median(bench.ratios(times, name, peer)),
+        "no communication, ms": _ms(times[steps.ALONE]),
+        "ratio": steps.median(steps.ratios(times, name, peer)),
     }
     table = f"A step on {_over(ranks)}, {_size(workload.num_params)}, beside torch's own"
     return [Figure(table, f"{name} / {peer}", values, PEER_TARGETS.get(name))]
@@ -144,7 +144,7 @@ def memory(config: GPTConfig, half: torch.dtype | None, ranks: int) -> list[Figu
     """
     figures, psi = [], _num_params(config)
     run = launch(_train_all, ranks, args=(config, 1, half, 0), timeout=TIMEOUT, record=False)
-    for name, stage in bench.OURS.items():
+    for name, stage in steps.OURS.items():
         formula = zero_memory(psi, ranks, stage, *(MIXED[stage] if half else FP32))
         held = [trained[name].held for trained in run]
         worst = None if None in held else max(held, key=lambda each: abs(each - formula))
@@ -167,9 +167,9 @@ def bf16(sizes: Sizes, ranks: int) -> list[Figure]:
     args = (sizes.gpt, sizes.batch, torch.bfloat16, sizes.turns)
     run = launch(_train_all, ranks, args=args, timeout=TIMEOUT, record=False)
     figures = []
-    for name in bench.OURS:
+    for name in steps.OURS:
         of_ranks = zip(*(trained[name].seconds for trained in run), strict=True)
-        seconds = bench.median([max(step) for step in of_ranks])
+        seconds = steps.median([max(step) for step in of_ranks])
         values = {
             "ms": 1e3 * seconds,
             "TFLOP/s": None if peak is None else flops / seconds / 1e12,
@@ -200,7 +200,7 @@ def _train_all(
     small = GPT(dataclasses.replace(config, layers=1)).to(x.device)
     next_token_loss(small(x[:, :-1]), x[:, 1:]).backward()
     del small
-    return {name: _train(config, stage, half, x, turns) for name, stage in bench.OURS.items()}
+    return {name: _train(config, stage, half, x, turns) for name, stage in steps.OURS.items()}
 
 
 def _train(
@@ -215,7 +215,7 @@ def _train(
     gpu, seconds, held = x.is_cuda, [], None
     before = torch.cuda.memory_allocated() if gpu else 0
     model, optimizer = parallelize(
-        GPT(config).to(x.device), torch.optim.AdamW, stage, mixed_precision=half, **bench.ADAMW
+        GPT(config).to(x.device), torch.optim.AdamW, stage, mixed_precision=half, **steps.ADAMW
     )
     for turn in range(2 + turns):
         looks = gpu and turn < 2
@@ -246,8 +246,8 @@ def _num_params(config: GPTConfig) -> int:
         return GPT(config).num_params()
 
 
-def _ms(times: bench.Times) -> float:
-    return 1e3 * bench.median(times.seconds)
+def _ms(times: steps.Times) -> float:
+    return 1e3 * steps.median(times.seconds)
 
 
 def _size(num_params: int) -> str:

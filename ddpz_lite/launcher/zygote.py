@@ -33,6 +33,7 @@ import struct
 import sys
 import traceback
 import warnings
+import weakref
 from dataclasses import dataclass, field
 
 # Needed by every rank; imported before the first fork.
@@ -41,7 +42,7 @@ PRELOAD = [
     "torch.distributed",
     "cloudpickle",
     "numpy",
-    "ddpz_lite.wire",
+    "ddpz_lite.wire.backend",
     "ddpz_lite.launcher.rank",
 ]
 # Needed by some ranks, and slow; imported one by one while nobody is waiting. torch._dynamo hides
@@ -159,6 +160,7 @@ class Zygote:
             raise OSError(f"fork server: {world} ranks need {wanted} descriptors, got {len(fds)}")
         job = Forks(socket.socket(fileno=fds[0]), folder)
         gc.freeze()  # pages that no collection touches stay shared between the ranks
+        self.forget_exits()
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
@@ -169,6 +171,15 @@ class Zygote:
         self.jobs[job.sock] = job
         self.selector.register(job.sock, selectors.EVENT_READ)
         job.tell(pids=list(job.alive))
+
+    def forget_exits(self) -> None:
+        """Let a rank that ends take nothing apart that the imports here have made.
+
+        torch's operators have finalizers by the hundred. To run them touches the pages that ranks
+        share, and costs more than starting the rank; the process is about to be gone.
+        """
+        for finalizer in list(weakref.finalize._registry):
+            finalizer.atexit = False
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
         """In the child: drop what belongs to the zygote, then be a rank. Never returns."""

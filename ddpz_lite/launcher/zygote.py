@@ -19,6 +19,7 @@ torch exists.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -173,13 +174,17 @@ class Zygote:
         job.tell(pids=list(job.alive))
 
     def forget_exits(self) -> None:
-        """Let a rank that ends take nothing apart that the imports here have made.
+        """Let a rank that ends neither take apart nor report on what the imports here have made.
 
-        torch's operators have finalizers by the hundred. To run them touches the pages that ranks
-        share, and costs more than starting the rank; the process is about to be gone.
+        torch's operators have finalizers by the hundred, and torch.compile makes a table of its
+        times, which nobody sees. To run them touches the pages that ranks share, and costs more
+        than starting the rank; the process is about to be gone.
         """
         for finalizer in list(weakref.finalize._registry):
             finalizer.atexit = False
+        compiler = sys.modules.get("torch._dynamo.utils")
+        if compiler is not None and "TORCH_LOGS" not in os.environ:
+            atexit.unregister(compiler.dump_compile_times)
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
         """In the child: drop what belongs to the zygote, then be a rank. Never returns."""
@@ -278,7 +283,7 @@ class Zygote:
 
 
 def main() -> None:
-    """Be the zygote of the kernel whose requests arrive on the descriptor in sys.argv.
+    """Be the zygote of the kernel whose requests arrive on the descriptor sys.argv[1].
 
     [Note: warnings] PYTHONWARNINGS=error is meant for the user's code. It must not end the imports
     here, so the zygote is quiet, and each rank gets the filters back.
@@ -289,7 +294,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(warnings.catch_warnings(action="ignore"))
-        for module in PRELOAD:
+        for module in [*PRELOAD, *sys.argv[2:]]:
             importlib.import_module(module)
         Zygote(requests, quiet).serve()
     os._exit(0)  # there is nothing to save, and to unload torch takes a second

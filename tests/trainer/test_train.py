@@ -239,16 +239,18 @@ def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text):
+@pytest.mark.parametrize("moments", [3, pytest.param(8, marks=pytest.mark.extra)])
+def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text, moments):
+    """At so many moments of a save: at its begin, in its middle, at its end, or more."""
     recipe = tiny(text, steps=5, save_every=1, dropout=0.1, stage=2)
     undisturbed = replace(recipe, checkpoint=str(tmp_path / "undisturbed"))
     dz.launch(losses, 2, args=(undisturbed,), record=False)
     wanted = state(recipe, tmp_path / "undisturbed" / "step-00000005")
     draw, left_at = random.Random(0), set()
-    for attempt in range(8):
+    for attempt in range(moments):
         folder = tmp_path / str(attempt)
         killed = replace(recipe, checkpoint=str(folder))
-        share, victim = (attempt + draw.random()) / 8, draw.randrange(2)
+        share, victim = (attempt + draw.random()) / moments, draw.randrange(2)
         with pytest.raises(dz.RankFailed) as failure:
             dz.launch(killed_while_saving, 2, args=(killed, victim, share), record=False)
         assert (failure.value.kind, failure.value.rank) == ("killed", victim)

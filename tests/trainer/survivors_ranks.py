@@ -42,16 +42,19 @@ HALF = {"mixed_precision": torch.float16}
 CASES = {
     **{
         f"{place}-{world}": Case(world, place, (world - 1,))
-        for world in (2, 3, 4)
-        for place in ("forward", "backward", "before the step", "after the step")
+        for world, places in {
+            2: ("backward", "after the step"),
+            3: ("forward", "backward", "before the step", "after the step"),
+            4: ("backward", "before the step"),
+        }.items()
+        for place in places
     },
     "rank 0": Case(3, "backward", (0,)),
-    "behind": Case(3, "next", (2,), behind=0),
-    "behind in fp16": Case(4, "next", (3,), behind=1, options=HALF),
+    "behind": Case(3, "after the step", (2,), behind=0),
+    "behind in fp16": Case(4, "after the step", (3,), behind=1, options=HALF),
     "two at once": Case(4, "backward", (1, 3), wait=3.0),
     "late": Case(3, late=2),
-    **{f"stage {stage}": Case(3, "backward", (2,), options={"stage": stage}) for stage in (1, 2)},
-    "stage 3": Case(3, "forward", (2,), options={"stage": 3}),
+    **{f"stage {stage}": Case(3, "forward", (2,), options={"stage": stage}) for stage in (1, 2, 3)},
     "hybrid": Case(4, "forward", (3,), options={"stage": 3, "mesh": (2, 2)}),
 }
 
@@ -112,8 +115,8 @@ def rank_of(case: Case, rank: int, store: dist.Store) -> dict[str, Any]:
 
     while done < STEPS:
         at: Callable[[str], None] = lambda _: None  # noqa: E731
-        if done == HIT + (case.place == "next") and rank in case.victims:
-            at = die_at("forward" if case.place == "next" else case.place)
+        if done == HIT and rank in case.victims:
+            at = die_at(case.place)
             if case.place == "backward":
                 Bucket.reduce = second_bucket
         elif done == HIT and (rank == case.behind or case.late is not None):

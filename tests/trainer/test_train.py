@@ -276,7 +276,8 @@ def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text, 
 
 
 def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
-    recipe = tiny(text, steps=12, save_every=3, dropout=0.1, lr=0.01, save_in_background=True)
+    recipe = tiny(text, steps=12, save_every=3, dropout=0.1, lr=0.01, checkpoint=str(tmp_path))
+    recipe = replace(recipe, save_in_background=True)
     stages = [(0, "fp32"), (1, "fp32"), (2, "fp16"), (3, "bf16")]
     waits = replace(recipe, save_in_background=False)
     both = [
@@ -287,12 +288,10 @@ def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
     for stage, precision in stages:
         whole, first, again = both[0][stage, precision]
         assert first == 9 and again == whole[9:]
-        names = ("step-00000009", "step-00000012", "whole-step-00000012")
-        for name in names:
-            one, other = (
-                tmp_path / way / f"{stage}-{precision}" / name for way in ("background", "waits")
-            )
-            assert_same(state(recipe, one), state(recipe, other))
+        for name in ("step-00000009", "step-00000012", "whole-step-00000012"):
+            of_run = f"{stage}-{precision}/{name}"
+            ends = [state(recipe, tmp_path / way / of_run) for way in ("background", "waits")]
+            assert_same(*ends)
 
 
 def copies_while_training(recipe: Recipe) -> list[tuple[bool, int, int]]:
@@ -330,8 +329,8 @@ def copies_while_training(recipe: Recipe) -> list[tuple[bool, int, int]]:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_save_in_the_background_costs_one_copy_and_no_step(tmp_path, text, stage):
-    recipe = tiny(text, steps=6, save_every=2, stage=stage, save_in_background=True)
-    recipe = replace(recipe, checkpoint=str(tmp_path / "runs"))
+    recipe = tiny(text, steps=6, save_every=2, stage=stage, checkpoint=str(tmp_path / "runs"))
+    recipe = replace(recipe, save_in_background=True)
     ranks = dz.launch(copies_while_training, 2, args=(recipe,), record=False)
     numel = sum(p.numel() for p in build(recipe, corpus(text)).parameters())
     for saves in zip(*ranks, strict=True):

@@ -275,10 +275,11 @@ def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text, 
 # ---- saved in the background ----
 
 
+@pytest.mark.slow
 def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
     recipe = tiny(text, steps=12, save_every=3, dropout=0.1, lr=0.01, checkpoint=str(tmp_path))
     recipe = replace(recipe, save_in_background=True)
-    stages = [(0, "fp32"), (1, "fp32"), (2, "fp16"), (3, "bf16")]
+    stages = [(0, "fp32"), (2, "fp16"), (3, "bf16")]
     waits = replace(recipe, save_in_background=False)
     both = [
         dz.launch(interrupted, 2, args=(how, stages, str(tmp_path / name)), record=False)[0]
@@ -288,7 +289,7 @@ def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
     for stage, precision in stages:
         whole, first, again = both[0][stage, precision]
         assert first == 9 and again == whole[9:]
-        for name in ("step-00000009", "step-00000012", "whole-step-00000012"):
+        for name in ("step-00000012", "whole-step-00000012"):
             of_run = f"{stage}-{precision}/{name}"
             ends = [state(recipe, tmp_path / way / of_run) for way in ("background", "waits")]
             assert_same(*ends)

@@ -59,7 +59,7 @@ def test_the_slowest_stage_sets_the_pace():
 def test_a_line_of_words():
     assert words(read("F0 F1 B0 B1")) == "F0 F1 B0 B1"
     assert words(interleaved(1, 2, 2)[0]).startswith("F0a F0b B0b")
-    with pytest.raises(ValueError, match="'G0' is no action. Cure: F3"):
+    with pytest.raises(ValueError, match=r"'G0' is no action\. Cure: F3"):
         read("F0 G0")
 
 
@@ -81,7 +81,7 @@ def test_a_schedule_that_cannot_run_is_refused_in_words(lines, said):
 
 @pytest.mark.parametrize("schedule", ["1F1B", ["F0 B0"], [["F0"]], [[("F",)]], [[("F", "0")]]])
 def test_what_is_no_schedule_is_told_what_one_is(schedule):
-    with pytest.raises(ValueError, match="stage 0 has .* no action. Cure: tuples such as"):
+    with pytest.raises(ValueError, match=r"stage 0 has .* no action\. Cure: tuples such as"):
         play(schedule)
     with pytest.raises(ValueError, match=re.escape("must run F and B of each")):
         play([[("F", 0), ("B", 0, 0)]])

@@ -192,16 +192,16 @@ def taken_for_the_whole(folder: str) -> None:
     wrapped = dz.DDP(dz.tensor_parallel(gpt()), mesh=Comm.alone())
     for model, axis in ((cut, "tensor"), (wrapped, "tensor"), (pipe, "pipe")):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for call in (
-            lambda: dz.save_checkpoint(folder, model, optimizer),
-            lambda: dz.save_in_background(folder, model, optimizer),
-            lambda: dz.save_safetensors(f"{folder}/model.safetensors", model),
-            lambda: dz.load_checkpoint(folder, model, optimizer),
-            lambda: dz.full_state_dict(model),
-            lambda: dz.load_full_state_dict(model, gpt().state_dict()),
+        for call, *args in (
+            (dz.save_checkpoint, folder, model, optimizer),
+            (dz.save_in_background, folder, model, optimizer),
+            (dz.save_safetensors, f"{folder}/model.safetensors", model),
+            (dz.load_checkpoint, folder, model, optimizer),
+            (dz.full_state_dict, model),
+            (dz.load_full_state_dict, model, gpt().state_dict()),
         ):
             with pytest.raises(ValueError, match=f"no mesh with an axis '{axis}'.* Cure: "):
-                call()
+                call(*args)
 
 
 def test_a_part_is_not_saved_or_loaded_as_the_whole(tmp_path):

@@ -11,6 +11,9 @@ together with the request for what the next one needs, and no send is waited for
 [Note: all ranks first] NCCL opens a group in its first call, which all ranks must make. A message
 between two of them would wait for the others.
 
+[Note: one after the other] NCCL ends the messages of a rank in their order. `gpipe` and
+`one_f_one_b` bear that; a schedule in which a stage runs further ahead may wait for ever there.
+
 Sources: Huang et al., "GPipe", 2019, section 2; Narayanan et al., "Efficient Large-Scale Language
 Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
 """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import ddpz_lite as dz
-from ddpz_lite.schedules import gpipe, interleaved, one_f_one_b
+from ddpz_lite.schedules import gpipe, interleaved, one_f_one_b, read
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.pipeline import gpt_stages
 
@@ -226,6 +226,18 @@ def one_exchange_after_the_other(world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_messages_may_go_one_after_the_other_as_on_a_stream_of_nccl(world):
     dz.launch(one_exchange_after_the_other, world, args=(world,))
+
+
+def too_far_ahead() -> None:
+    lines = "F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"
+    pipe = dz.Pipeline([Large(), Large()], [read(line) for line in lines], Waits())
+    x = torch.ones(4, 1 << 20)
+    pipe.step(x, x, lambda out, target: (out + target).mean())
+
+
+def test_a_stage_that_runs_further_ahead_may_wait_for_ever_there():
+    with pytest.raises(dz.RankFailed, match="each waits for another of them to move"):
+        dz.launch(too_far_ahead, 2)
 
 
 class Turned(nn.Linear):

@@ -13,6 +13,7 @@ import html
 import linecache
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -21,7 +22,7 @@ from ddpz_lite.show.page import emit, prose
 from ddpz_lite.show.quizzes import ask, quiz
 from ddpz_lite.zoo.guide import GUIDE, TOOLS, Bug, returned
 
-__all__ = ["GUIDE", "Bug", "run", "source", "table", "visit"]
+__all__ = ["GUIDE", "Bug", "beside", "run", "seen", "source", "table", "visit"]
 
 
 def source(number: int, *, mended: bool = False) -> str:
@@ -44,14 +45,20 @@ def run(number: int, world_size: int | None = None, *, mended: bool = False) -> 
     return launch(on_rank, world_size or _bug(number).world, args=program)
 
 
+@cache
+def beside(number: int) -> tuple[Run, Run]:
+    """A bug's program on its ranks, and as one process; run once. Raises as `run` does."""
+    return run(number), run(number, 1)
+
+
+@cache
 def seen(number: int) -> list[tuple[str, str]]:
-    """Run a bug, and one process of it where that helps: what each tool says."""
+    """What the tools say of a bug, by name: of a program that stops, the launcher's report."""
     bug = _bug(number)
     try:
-        found = run(number)
+        found, alone = beside(number)
     except RankFailed as error:
         return [("the launcher's report", re.sub(r" object at 0x[0-9a-f]+", "", str(error)))]
-    alone = run(number, 1) if bug.same else None
     looks = [(name, TOOLS.get(name) or returned(name)) for name in bug.looks]
     return [(name, look(found, alone, bug.same)) for name, look in looks]
 

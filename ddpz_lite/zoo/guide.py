@@ -24,8 +24,8 @@ class Bug:
     mend     what the cure replaces in the program, and by what
     looks    of a program that ends: the tools to look with, by their names in TOOLS; any other name
              is a key of what the program returns
-    same     of a program that ends: a key under which all ranks, and one process, should return the
-             same
+    same     of a program that ends: the key under which all ranks, and one process, should return
+             the same
     """
 
     title: str
@@ -56,7 +56,7 @@ class Bug:
 # ---- tools: each takes what several ranks did, and one process, and says what it sees ----
 
 
-def calls(found: Run, _: Run | None, __: str) -> str:
+def calls(found: Run, _: Run, __: str) -> str:
     """How often each rank called what."""
     by_rank = defaultdict(Counter)
     for record in found.ledger:
@@ -68,7 +68,7 @@ def calls(found: Run, _: Run | None, __: str) -> str:
     return "\n".join(f"rank {rank}: {row}" for rank, row in rows)
 
 
-def checksums(found: Run, _: Run | None, same: str) -> str:
+def checksums(found: Run, _: Run, same: str) -> str:
     """A checksum of what each rank has."""
     sums = [hashlib.sha256(result[same].numpy().tobytes()).hexdigest()[:12] for result in found]
     return "\n".join(f"rank {rank}: {value}" for rank, value in enumerate(sums))
@@ -80,18 +80,18 @@ def one_process(found: Run, alone: Run, same: str) -> str:
     return f"{same}, largest difference from one process: {off:.2g}"
 
 
-def twice(found: Run, _: Run | None, __: str) -> str:
+def twice(found: Run, _: Run, __: str) -> str:
     """How many samples more than one rank has seen."""
     seen = [sample for result in found for sample in result["seen"]]
     return f"{len(seen)} seen, {len(set(seen))} different"
 
 
-def returned(key: str) -> Callable[[Run, Run | None, str], str]:
+def returned(key: str) -> Callable[[Run, Run, str], str]:
     """A tool: what each rank, and one process, returned under a key."""
 
-    def look(found: Run, alone: Run | None, _: str) -> str:
+    def look(found: Run, alone: Run, _: str) -> str:
         rows = [f"rank {rank}: {_short(result[key])}" for rank, result in enumerate(found)]
-        return "\n".join([*rows, *([f"one process: {_short(alone[0][key])}"] if alone else [])])
+        return "\n".join([*rows, f"one process: {_short(alone[0][key])}"])
 
     return look
 
@@ -359,19 +359,21 @@ GUIDE: dict[int, Bug] = {
         symptom="`shuffle=True`, and yet the loss of epoch 2 has the bumps of epoch 1.",
         answers=(
             right(
-                "line 11: nobody tells the sampler which epoch it is",
+                "line 17: nobody tells the sampler which epoch it is",
                 "Its order comes from seed + epoch, and the epoch stays 0.",
             ),
-            wrong("line 8: all ranks have one seed", "They must, to deal from one order."),
+            wrong("line 14: all ranks have one seed", "They must, to deal from one order."),
             wrong(
-                "line 9: the loader should shuffle too", "A sampler and shuffle exclude each other."
+                "line 15: the loader should shuffle too",
+                "A sampler and shuffle exclude each other.",
             ),
         ),
         found_by="the samples of each epoch",
         lesson="`sampler.set_epoch(epoch)` before each epoch.",
         thread="pytorch/pytorch#31771",
         met="Three epochs, printed: the same order three times.",
-        looks=("orders",),
+        looks=("orders", "one process"),
+        same="weights",
         mend=(
             (
                 "        orders.append([])\n",
@@ -472,11 +474,11 @@ GUIDE: dict[int, Bug] = {
         answers=(
             wrong("line 16: a sum instead of a maximum", "Above zero is above zero."),
             wrong(
-                "line 13: rank 1 sleeps", "That only makes the race come out the same each time."
+                "line 13: one rank sleeps", "That only makes the race come out the same each time."
             ),
             right(
                 "line 17: the flag is read before it has arrived",
-                "async_op=True returns at once; rank 0 reads its own flag, as rank 1 is late.",
+                "async_op=True returns at once; rank 0 reads its own flag, as the other is late.",
             ),
         ),
         found_by="checksums of the weights",

@@ -16,6 +16,7 @@ from ...grade.task import Aspect, Case, Observed, Task
 from ...grade.vocabulary import explain, unchanged, world_name
 from ...wire import Record
 from ...wire.cost import collective
+from .page import CAPSTONE
 
 FORMS = {"": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -579,4 +580,4 @@ LAUNCH_PLAN = Task(
     "for SLURM and for Kubernetes. Their work is to start it on all nodes at once.",
 )
 
-TASKS = [HIERARCHICAL, HALVING, LAUNCH_PLAN]
+TASKS = [HIERARCHICAL, HALVING, LAUNCH_PLAN, CAPSTONE]

@@ -628,7 +628,26 @@ PROMISES = {
 
 # ---- mutants of the solution that are right ----
 
+ALIKE = "all nodes have as many ranks"
+ONCE = "it is called once in a process"
 EQUIVALENT = {
+    "16.hierarchical": {
+        '`def hierarchical(nodes): """A function that adds a tensor...` -> '
+        "its first result, kept": ONCE,
+        "`rank = dist.get_rank()` -> the first one, kept": ONCE,
+        "`local = len(on_node[nodes[rank]])` -> the first one, kept": ONCE,
+        "`sorted(set(nodes))` -> `list(set(nodes))`": "any order will do, the same on all ranks",
+        "`zip(*on_node.values(), strict=True)` -> `zip(*on_node.values())`": ALIKE,
+        "`True` -> `False`": ALIKE,
+        "`nodes[rank]` -> `nodes[rank - 1]`": ALIKE,
+        "`nodes[rank]` -> `nodes[0]`": ALIKE,
+        "`nodes[rank]` -> `nodes[-1]`": ALIKE,
+    },
+    "16.halving_doubling": {
+        "`if rank & distance: mine, other = (other, mine)` -> if not rank & distance": (
+            "the partners keep the other half each"
+        ),
+    },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }
 

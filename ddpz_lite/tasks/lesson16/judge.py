@@ -113,7 +113,7 @@ def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
         case([0, 1, 0, 1], 480, kind=DEALT),
         case([2, 0, 1, 1, 0, 2], 60, 6, kind=DEALT),
         case([0, 0, 1, 1], 7, 1, kind="uneven"),
-        case([1, 0, 0, 1, 0, 1], 100, kind="uneven", form="float64"),
+        case([4, 2, 2, 4, 2, 4], 100, kind="uneven", form="float64"),
         case([0, 0, 1, 1], 64, kind="uneven", form="bfloat16"),
     ]
 

@@ -77,6 +77,7 @@ def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> Non
         if answer is None:
             return
         session.write(answer)
+        print()
         print(_wrapped(card.back.of(language), language))
         for proof in proved.get(card.id, [])[:MOST_PROOFS]:
             print(f"  proof: lessons/{proof.file}, cell {proof.position}")

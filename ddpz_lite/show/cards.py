@@ -6,6 +6,7 @@ Tab to the box, write, Tab and Space to see the answer, then Tab to how it went.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,23 @@ def back(card: Card, proofs: Sequence[Proof], language: str) -> str:
     """The checked answer of a card, who says so, and the cells that prove it, as HTML."""
     parts = [f"<p>{prose(card.back.of(language))}</p>"]
     if proofs:
-        cells = ", ".join(f'<a href="{p.link}">{prose(p.name)}</a>' for p in proofs[:MOST_PROOFS])
+        cells = ", ".join(_links(proofs[:MOST_PROOFS]))
         parts.append(f"<p>{says('proved', language, cells)}</p>")
     if card.sources:
         lines = "<br>".join(f'<a href="{s.url}">{prose(s.line)}</a>' for s in card.sources)
         parts.append(f"<p><small>{lines}</small></p>")
     return "".join(parts)
+
+
+def _links(proofs: Sequence[Proof]) -> list[str]:
+    """A link to each cell: the lesson's name, and for its further cells their number."""
+    seen: Counter[str] = Counter()
+    links = []
+    for proof in proofs:
+        seen[proof.file] += 1
+        name = prose(proof.name) if seen[proof.file] == 1 else f"{seen[proof.file]}"
+        links.append(f'<a href="{proof.link}">{name}</a>')
+    return links
 
 
 def _still(card: Card, proofs: Sequence[Proof], language: str) -> str:
@@ -65,9 +77,7 @@ def _again(session: Session, proofs: Mapping[str, Sequence[Proof]], language: st
     """The cards that were not known, each with the first cell that proves it, as HTML."""
     lines = [
         f"<li>{prose(one.card.asked(language))}"
-        + "".join(
-            f' <a href="{p.link}">{prose(p.name)}</a>' for p in proofs.get(one.card.id, ())[:1]
-        )
+        + "".join(f" → {link}" for link in _links(proofs.get(one.card.id, ())[:1]))
         + "</li>"
         for one in session.asked
         if one.rating < 3
@@ -81,10 +91,12 @@ def _view(
     from ddpz_lite.gym import deck, interview  # they import nothing of ours here
 
     ipywidgets = need("ipywidgets")
-    wide = {"width": "100%"}
+    wide = {"width": "calc(100% - 8px)"}
 
     def button(key: str) -> Any:
-        return ipywidgets.Button(description=says(key, language), layout={"width": "auto"})
+        return ipywidgets.Button(
+            description=says(key, language), layout={"width": "auto", "align_self": "flex-start"}
+        )
 
     question, answer, box = (
         ipywidgets.HTML(),

@@ -47,7 +47,8 @@ def run(options: Namespace) -> int:
     _ask(session, proofs(lessons) if lessons else {}, options.language)
     if session.asked:
         print()
-        print(_table(report(session.asked)) if options.mock else _summary(session, there, deck))
+        table = report(session.asked, options.language)
+        print(_table(table) if options.mock else _summary(session, there, deck))
     return 0
 
 

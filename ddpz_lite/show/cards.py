@@ -124,7 +124,7 @@ def _view(
 
     def end() -> None:
         see()
-        table = table_html(interview.report(session.asked)) if report else ""
+        table = table_html(interview.report(session.asked, language)) if report else ""
         again = _again(session, proofs, language)
         question.value = f'<p role="status">{says("done", language)}</p>{table}{again}'
 

@@ -610,6 +610,7 @@ PROMISES = {
         "for NCCL and for gloo": (*CABLE, ""),
         "must not mix": (*MIX, "two"),
         "Nothing is started by the check": None,
+        "To see them live": None,
         "an empty terminal on each": None,
         "The line to type on each node": (*MEET, ""),
         "nodes: of each": (*GPUS, ""),
@@ -623,6 +624,8 @@ PROMISES = {
         "at least 25 different words": (*EXPLAINS, ""),
         "another stage, another interval or another kill": (*OWN, ""),
         "A prediction may be wrong": None,
+        "it must be one": (*COMMITS, ""),
+        "the step after which a node dies": (*WHOLE, ""),
     },
 }
 

@@ -1,11 +1,12 @@
 # ddpz-lite: `make lab` opens the course, `make test` tests all of it. Needs Python 3.11+ with venv.
 # Options:  PYTHON=python3.13 (which Python makes .venv)   TORCH=cuda (torch's build; the default is cpu)
-#           WORKERS=3 (processes that run tests)            ARGS=... (more words for pytest or jupyter lab)
+#           WORKERS=3 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
 
 PYTHON ?= python3
 TORCH ?=
 WORKERS ?= 3
 ARGS ?=
+DRY ?=
 
 # The environment's own commands come first, so that `!ddpz doctor` works in a notebook.
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -20,7 +21,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab copies test test-all test-quick lessons exercises course book lint lock clean
+.PHONY: help setup lab copies test test-all test-quick gpu lessons exercises course book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -43,6 +44,13 @@ test-all: setup  ## what only repeats with other numbers, too: weekly, and befor
 
 test-quick: setup  ## the quick tests, less than three minutes
 	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow and not extra" $(ARGS) tests
+
+# Installs nothing: the Python that was named, or .venv's, or the one at hand.
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))
+
+gpu:  ## what needs NVIDIA GPUs, and a report of it in build/gpu (DRY=1: a rehearsal without)
+	@$(GPU_PYTHON) -c "import tomllib" 2>/dev/null || { echo "gpu: $(GPU_PYTHON) is no Python 3.11 or newer. Cure: name one: make gpu PYTHON=python3.13."; exit 1; }
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m ddpz_lite gpu $(if $(DRY),--dry) $(ARGS)
 
 lessons: setup  ## execute all lessons without a browser and show the time of each
 	$(IN_VENV) ddpz lessons $(ARGS)

@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--ranks", type=int, default=4, help="ranks of the all-reduce (default 4)")
     _lesson_command(commands)
     _bench_command(commands)
+    _gpu_command(commands)
     _exercise_commands(commands)
     _author_commands(commands)
     _explain_command(commands)
@@ -93,6 +94,21 @@ def _bench_command(commands) -> None:
         action="store_true",
         help="launch, wire, checks and steps, each beside what it should take",
     )
+
+
+def _gpu_command(commands) -> None:
+    gpu = _command(
+        commands,
+        "gpu",
+        "on a machine with NVIDIA GPUs: test, measure and run everything, and write a report",
+        "ddpz gpu --only tests memory",
+    )
+    gpu.add_argument("--dry", action="store_true", help="tiny sizes, also without a GPU")
+    gpu.add_argument("--only", nargs="+", metavar="PART", help="as tests memory (default: all)")
+    gpu.add_argument(
+        "--notebooks", nargs="+", type=lesson_number, metavar="NN", help="these lessons (all)"
+    )
+    gpu.add_argument("--out", default="build/gpu", metavar="DIR", help="default: build/gpu")
 
 
 def _explain_command(commands) -> None:

@@ -1,10 +1,10 @@
 # ddpz-lite: `make lab` opens the course, `make test` tests all of it. Needs Python 3.11+ with venv.
 # Options:  PYTHON=python3.13 (which Python makes .venv)   TORCH=cuda (torch's build; the default is cpu)
-#           WORKERS=2 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
+#           WORKERS=3 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
 
 PYTHON ?= python3
 TORCH ?=
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS ?=
 DRY ?=
 
@@ -17,6 +17,8 @@ LAB_AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # nbval runs the notebooks cell by cell, in the kernel of .venv and no other.
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=90 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
+# A run of the tests starts thousands of processes; each would compile the library for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab copies test test-all test-quick gpu lessons exercises course book lint lock clean

@@ -18,6 +18,7 @@ import pytest
 pytest_plugins = ["ddpz_lite.cli.kernel"]  # kernels draw no ports
 
 OURS = ("lessons", "solutions")
+SOLUTION = "03"  # the one whose notebook `make test` runs
 # Tags and comments by which a notebook tells nbval to look away.
 EXCUSES = ("skip", "check_exception")
 LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
@@ -30,12 +31,29 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["DDPZ_HOME"] = home.name
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is obeyed
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cells of the solutions are `extra`, but for one notebook.
+
+    A solution runs once: `tests/grade/test_exercises.py` judges the master's answers among the
+    others, and runs the remaining cells of all masters, which the exercises have too, in a kernel.
+    That a check in a kernel hands its cell's answer to the judge is the same for every task.
+    """
+    for item in items:
+        if folder_of(item) == "solutions" and not item.path.name.startswith(SOLUTION):
+            item.add_marker(pytest.mark.extra)
+
+
+def folder_of(item: pytest.Item) -> str | None:
+    """The folder of the project that holds the notebook of which `item` is a cell, run by nbval."""
+    if type(item).__name__ != "IPyNbCell":
+        return None
+    return Path(item.path).resolve().relative_to(item.config.rootpath.resolve()).parts[0]
+
+
 def is_ours(item: pytest.Item) -> bool:
     """Whether `item` is a cell, run by nbval, of one of the course's notebooks."""
-    if type(item).__name__ != "IPyNbCell":
-        return False
-    inside = Path(item.path).resolve().relative_to(item.config.rootpath.resolve())
-    return inside.parts[0] in OURS
+    return folder_of(item) in OURS
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -78,8 +78,10 @@ def adapt(notebook: dict, number: str, widgets: dict[str, dict]) -> None:
                 page = {"text/html": WIDGET.format(name)}
                 made = {"output_type": "display_data", "metadata": {}, "data": page}
                 cell["outputs"].append(made)
-        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
-            cell["metadata"].setdefault("tags", []).append("hide-input")
+        folded = cell["metadata"].get("jupyter", {})
+        for part, tag in {"source_hidden": "hide-input", "outputs_hidden": "hide-output"}.items():
+            if folded.get(part):
+                cell["metadata"].setdefault("tags", []).append(tag)
 
 
 def mark(notebook: dict, file: str, marks: dict[tuple[str, str], str]) -> None:

@@ -34,6 +34,7 @@ _HOMES = {
         "strategies.zero3": ("ZeRO3",),
         "strategies.checkpoint": ("save_checkpoint", "load_checkpoint"),
         "strategies.checkpoint_background": ("save_in_background",),
+        "trainer.survivors": ("Survivors",),
         "strategies.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
         "grade.check": ("check",),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),

@@ -11,11 +11,14 @@ import small_course
 
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import find
+from ddpz_lite.launcher.forkserver import SERVER
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # A kernel of the same name elsewhere on the machine must not stand in for the one under test.
 os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+# A rank imports the module of the function that a test has launched, and with it pytest.
+SERVER.preload = ("pytest",)
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,11 @@ from ddpz_lite.gym.bank import Card, cards
 from ddpz_lite.gym.deck import Deck, Rating, now
 from ddpz_lite.gym.interview import draw, report
 from ddpz_lite.gym.proofs import Proof, proofs
-from ddpz_lite.gym.session import Session, in_words
+from ddpz_lite.gym.session import Session, in_words, says
 
 WIDTH = 100  # characters at most
 MOST_PROOFS = 3
 KEYS = {"1": Rating.AGAIN, "2": Rating.HARD, "3": Rating.GOOD, "4": Rating.EASY}
-NAMES = {Rating.AGAIN: "not known", Rating.HARD: "in part", Rating.GOOD: "known",
-         Rating.EASY: "at once"}  # fmt: skip
 
 
 def run(options: Namespace) -> int:
@@ -49,7 +47,8 @@ def run(options: Namespace) -> int:
     _ask(session, proofs(lessons) if lessons else {}, options.language)
     if session.asked:
         print()
-        print(_table(report(session.asked)) if options.mock else _summary(session, there, deck))
+        table = report(session.asked, options.language)
+        print(_table(table) if options.mock else _summary(session, there, deck))
     return 0
 
 
@@ -70,23 +69,25 @@ def _chosen(options: Namespace) -> list[Card]:
 
 def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> None:
     """Until all cards are done or the input ends; what was rated by then is kept."""
-    print("Write your answer; an empty line ends it. An empty answer says: I do not know.")
+    print(says("rules", language))
     while card := session.card:
-        print(f"\n{session.place} · {card.id} · {card.topic.of(language)}")
+        place = says("place", language, *session.place)
+        print(f"\n{place} · {card.id} · {card.topic.of(language)}")
         print(_wrapped(card.asked(language), language))
         answer = _written()
         if answer is None:
             return
         session.write(answer)
+        print()
         print(_wrapped(card.back.of(language), language))
         for proof in proved.get(card.id, [])[:MOST_PROOFS]:
             print(f"  proof: lessons/{proof.file}, cell {proof.position}")
         for source in card.sources:
             print(f"  source: {source.line} {source.url}")
-        rating = _rated(session) if answer.strip() else Rating.AGAIN
+        rating = _rated(session, language) if answer.strip() else Rating.AGAIN
         if rating is None:
             return
-        print(f"It comes again in {in_words(session.rate(rating))}.")
+        print(says("later", language, in_words(session.rate(rating), language)))
 
 
 def _written() -> str | None:
@@ -100,12 +101,15 @@ def _written() -> str | None:
     return "\n".join(lines)
 
 
-def _rated(session: Session) -> Rating | None:
+def _rated(session: Session, language: str) -> Rating | None:
     waits = session.deck.next_in(session.card, session.clock())
-    choices = [f"{key} {NAMES[r]} ({in_words(waits[r])})" for key, r in KEYS.items()]
-    print("How was it?  " + "   ".join(choices))
+    choices = [
+        f"{key} {says(key, language).lower()} ({in_words(waits[rating], language)})"
+        for key, rating in KEYS.items()
+    ]
+    print(says("how", language), " ", "   ".join(choices))
     try:
-        while (key := input("1 to 4: ").strip()) not in KEYS:
+        while (key := input("1-4: ").strip()) not in KEYS:
             pass
     except EOFError:
         return None

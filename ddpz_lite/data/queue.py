@@ -16,8 +16,9 @@ import torch.distributed as dist
 def job_store() -> dist.Store:
     """The store through which the ranks of this job found each other: they all see its keys.
 
-    A file where ranks were launched from a cell, a server at rank 0 under torchrun. Raises
-    RuntimeError where no process group exists.
+    A file where ranks were launched from a cell; under torchrun a server, in the agent of the first
+    machine (in rank 0 where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). Raises RuntimeError where no
+    process group exists.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(

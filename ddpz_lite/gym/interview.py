@@ -7,13 +7,20 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from random import Random
 
-from .bank import Card
+from .bank import Card, Words
 from .deck import Deck, Rating
 from .session import Asked
 
 CARDS = 12
 PER_TOPIC = 2  # at most, as long as there are other topics
 LONG = 180.0  # seconds: who asks would have gone on
+HEAD = (
+    Words("topic", "主题"),
+    Words("known", "会"),
+    Words("seconds a card", "每张秒数"),
+    Words("see again", "再看"),
+)
+ALL, SLOW, OF = Words("all", "合计"), Words(" (long)", "（长）"), Words("{:g} of {}", "{:g} / {}")
 LEAST = 0.05  # what is known still has a small chance to be drawn
 
 
@@ -37,7 +44,7 @@ def draw(
     return (first + rest)[:count]
 
 
-def report(asked: Sequence[Asked]) -> list[list[str]]:
+def report(asked: Sequence[Asked], language: str = "en") -> list[list[str]]:
     """A table: a row for each topic, weakest first, and the sum. Empty if nothing was asked.
 
     Known are cards that went GOOD or EASY; half known those that went HARD.
@@ -46,15 +53,16 @@ def report(asked: Sequence[Asked]) -> list[list[str]]:
         return []
     by_topic: dict[str, list[Asked]] = defaultdict(list)
     for one in asked:
-        by_topic[one.card.topic.en].append(one)
+        by_topic[one.card.topic.of(language)].append(one)
     rows = sorted(by_topic.items(), key=lambda item: (_share(item[1]), item[0]))
-    table = [["topic", "known", "seconds a card", "see again"]]
-    for topic, ones in [*rows, ("all", list(asked))]:
-        again = [] if topic == "all" else [one.card.id for one in ones if one.rating < Rating.GOOD]
+    table = [[word.of(language) for word in HEAD]]
+    for topic, ones in [*rows, (ALL.of(language), list(asked))]:
+        again = [one.card.id for one in ones if one.rating < Rating.GOOD]
         seconds = sum(one.seconds for one in ones) / len(ones)
-        slow = " (long)" if seconds > LONG else ""
-        known = f"{_points(ones):g} of {len(ones)}"
+        slow = SLOW.of(language) if seconds > LONG else ""
+        known = OF.of(language).format(_points(ones), len(ones))
         table.append([topic, known, f"{seconds:.0f}{slow}", " ".join(again)])
+    table[-1][-1] = ""  # the sum names no card again
     return table
 
 

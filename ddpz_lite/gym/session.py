@@ -7,11 +7,12 @@ Karpicke 2006).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from .bank import Card
+from .bank import Card, Words
 from .deck import Deck, Rating, now
 
 
@@ -38,10 +39,14 @@ class Session:
     clock: Callable[[], datetime] = now
     asked: list[Asked] = field(default_factory=list)
     written: str | None = None  # the learner's answer to the card that is open
+    took: float = 0.0  # seconds until it was written
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """The time of the open card begins now."""
         self._begun = self.clock()
-        self._took = 0.0
 
     @property
     def card(self) -> Card | None:
@@ -49,8 +54,9 @@ class Session:
         return self.cards[len(self.asked)] if len(self.asked) < len(self.cards) else None
 
     @property
-    def place(self) -> str:
-        return f"{min(len(self.asked) + 1, len(self.cards))} of {len(self.cards)}"
+    def place(self) -> tuple[int, int]:
+        """(which card is open, from 1; how many there are)."""
+        return min(len(self.asked) + 1, len(self.cards)), len(self.cards)
 
     def write(self, answer: str) -> Card:
         """Hand in an answer, and get the card to turn over. "" says: I do not know.
@@ -59,7 +65,7 @@ class Session:
         """
         if self.card is None or self.written is not None:
             raise TooEarly("gym: there is no open question. Cure: rate the last one first.")
-        self._took = (self.clock() - self._begun).total_seconds()
+        self.took = (self.clock() - self._begun).total_seconds()
         self.written = answer.strip()
         return self.card
 
@@ -73,16 +79,52 @@ class Session:
         card, rating = self.card, Rating(rating) if self.written else Rating.AGAIN
         wait = self.deck.review(card, rating, self.clock(), self.written)
         self.deck.save()
-        self.asked.append(Asked(card, self.written, self._took, rating))
-        self.written, self._begun = None, self.clock()
+        self.asked.append(Asked(card, self.written, self.took, rating))
+        self.written = None
+        self.begin()
         return wait
 
 
-def in_words(wait: timedelta) -> str:
+SAYS = {  # what is said around the cards, in both languages
+    "write": Words("Your answer, before you see ours", "先写下你的答案，再看我们的"),
+    "show": Words("Show the answer", "看答案"),
+    "unknown": Words("I do not know", "不知道"),
+    "begin": Words("Begin", "开始"),
+    "ready": Words("{} cards. The time of each is taken.", "共 {} 张卡片，每张计时。"),
+    "place": Words("{} of {}", "第 {} / {} 张"),
+    "took": Words("You took {:.0f} s.", "用时 {:.0f} 秒。"),
+    "proved": Words("Proved by a run: {}.", "由运行证明：{}。"),
+    "answer": Words("Answer", "答案"),
+    "done": Words("All cards are done.", "全部答完。"),
+    "again": Words("To run again:", "再跑一遍："),
+    "how": Words("How was it?", "答得怎样？"),
+    "1": Words("Not known", "不会"),
+    "2": Words("In part", "部分会"),
+    "3": Words("Known", "会"),
+    "4": Words("At once", "脱口而出"),
+    "later": Words("It comes again in {}.", "{}后再问。"),
+    "rules": Words(
+        "Write your answer; an empty line ends it. An empty answer says: I do not know.",
+        "写下答案，空行结束；什么也不写表示不知道。",
+    ),
+}
+DAY = 24 * 60
+UNITS = (  # up to so many minutes, in units of so many
+    (60, 1, Words("minute", "分钟")),
+    (DAY, 60, Words("hour", "小时")),
+    (60 * DAY, DAY, Words("day", "天")),
+    (math.inf, 30 * DAY, Words("month", "个月")),
+)
+
+
+def says(key: str, language: str, *values: object) -> str:
+    """One of the sentences around the cards, with its values filled in."""
+    return SAYS[key].of(language).format(*values)
+
+
+def in_words(wait: timedelta, language: str = "en") -> str:
     """A time until: "10 minutes", "3 days", "2 months"."""
     minutes = wait.total_seconds() / 60
-    for most, size, name in ((60, 1, "minute"), (24 * 60, 60, "hour"), (60 * 24 * 60, 1440, "day")):
-        if minutes < most:
-            count = max(round(minutes / size), 1)
-            return f"{count} {name}{'s' * (count != 1)}"
-    return f"{round(minutes / (30 * 1440))} months"
+    size, name = next((size, name) for most, size, name in UNITS if minutes < most)
+    count = max(round(minutes / size), 1)
+    return f"{count} {name.of(language)}{'s' * (count != 1 and language == 'en')}"

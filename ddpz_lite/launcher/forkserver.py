@@ -28,9 +28,13 @@ class ForkServerGone(RuntimeError):
 
 
 class ForkServer:
-    """Ranks forked from a process that has imported torch."""
+    """Ranks forked from a process that has imported torch.
+
+    preload: modules that it imports, too, before the first fork.
+    """
 
     def __init__(self) -> None:
+        self.preload: tuple[str, ...] = ()
         self._lock = threading.Lock()
         # The process that started the zygote: a fork of it must not use the same socket.
         self._owner: int | None = None
@@ -43,8 +47,9 @@ class ForkServer:
             self._requests, theirs = socket.socketpair()
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the zygote fails to start)
             with theirs:
+                fd = str(theirs.fileno())
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", *QUIET, "-m", ZYGOTE, str(theirs.fileno())],
+                    [sys.executable, "-P", *QUIET, "-m", ZYGOTE, fd, *self.preload],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._errors,

@@ -19,6 +19,7 @@ torch exists.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -33,6 +34,7 @@ import struct
 import sys
 import traceback
 import warnings
+import weakref
 from dataclasses import dataclass, field
 
 # Needed by every rank; imported before the first fork.
@@ -41,7 +43,7 @@ PRELOAD = [
     "torch.distributed",
     "cloudpickle",
     "numpy",
-    "ddpz_lite.wire",
+    "ddpz_lite.wire.backend",
     "ddpz_lite.launcher.rank",
 ]
 # Needed by some ranks, and slow; imported one by one while nobody is waiting. torch._dynamo hides
@@ -159,6 +161,7 @@ class Zygote:
             raise OSError(f"fork server: {world} ranks need {wanted} descriptors, got {len(fds)}")
         job = Forks(socket.socket(fileno=fds[0]), folder)
         gc.freeze()  # pages that no collection touches stay shared between the ranks
+        self.forget_exits()
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
@@ -169,6 +172,19 @@ class Zygote:
         self.jobs[job.sock] = job
         self.selector.register(job.sock, selectors.EVENT_READ)
         job.tell(pids=list(job.alive))
+
+    def forget_exits(self) -> None:
+        """Let a rank that ends neither take apart nor report on what the imports here have made.
+
+        torch's operators have finalizers by the hundred, and torch.compile makes a table of its
+        times, which nobody sees. To run them touches the pages that ranks share, and costs more
+        than starting the rank; the process is about to be gone.
+        """
+        for finalizer in list(weakref.finalize._registry):
+            finalizer.atexit = False
+        compiler = sys.modules.get("torch._dynamo.utils")
+        if compiler is not None and "TORCH_LOGS" not in os.environ:
+            atexit.unregister(compiler.dump_compile_times)
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
         """In the child: drop what belongs to the zygote, then be a rank. Never returns."""
@@ -267,7 +283,7 @@ class Zygote:
 
 
 def main() -> None:
-    """Be the zygote of the kernel whose requests arrive on the descriptor in sys.argv.
+    """Be the zygote of the kernel whose requests arrive on the descriptor sys.argv[1].
 
     [Note: warnings] PYTHONWARNINGS=error is meant for the user's code. It must not end the imports
     here, so the zygote is quiet, and each rank gets the filters back.
@@ -278,7 +294,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(warnings.catch_warnings(action="ignore"))
-        for module in PRELOAD:
+        for module in [*PRELOAD, *sys.argv[2:]]:
             importlib.import_module(module)
         Zygote(requests, quiet).serve()
     os._exit(0)  # there is nothing to save, and to unload torch takes a second

@@ -21,6 +21,7 @@ from ddpz_lite.wire.trace import Trace
 
 MEETING = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
 DISAGREE = 1e-3  # seconds by which clocks contradict cause and effect before it is said
+NOISE = 1e-3  # seconds a call that a scheduler and a network take by themselves, now and then
 STANDS_OUT = 2.0  # the late rank cost more than this many times what all others cost together
 JOB = "the whole job"
 COLUMNS = ("compute", "exposed", "data", "rest", "hidden")
@@ -169,6 +170,8 @@ def _late(records: Records, rows: Rows) -> list[str]:
         f"last in {len(cost[worst])} of {calls} collectives, the others waited "
         f"{_time(sums[worst])} for it"
     )
+    if sums[worst] <= NOISE * len(cost[worst]):
+        return [f"no rank was late; most of all rank {worst}, within the noise: {words}"]
     if sums[worst] <= STANDS_OUT * (sum(sums.values()) - sums[worst]):
         return [f"no rank was late more than all others; most of all rank {worst}: {words}"]
     told = [f"rank {worst} was late: {words}"]

@@ -30,6 +30,7 @@ _HIDE_THE_DEAD = (
 _LOOKS = (
     ".dz-live .widget-html-content{line-height:1.5}"
     ".dz-live p{margin:0.4em 0}"
+    ".dz-live a{color:var(--jp-content-link-color,#0067c0);text-decoration:underline}"
     ".dz-live .dz-choice{width:auto;height:auto;white-space:normal;text-align:left;"
     "line-height:1.4;padding:6px 10px}"
     ".dz-live :focus-visible{outline:2px solid #0072B2;outline-offset:2px}"

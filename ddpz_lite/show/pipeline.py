@@ -1,165 +1,29 @@
-"""Schedules of a pipeline, played and drawn: who computes what when, who waits, what is kept.
-
-A schedule is a list of actions for each stage, in the order in which it does them: ("F", 3) is the
-forward of micro-batch 3, ("B", 3) its backward. With interleaving a stage has several chunks of the
-model, and an action names the chunk, too: ("F", 3, 1). `read` takes a line such as "F0 F1 B0 B1".
-
-`play` gives each action its time: it starts when its stage is free and what it needs is there.
-Messages take no time. `live` counts the micro-batches that a stage keeps, `idle` the waiting.
-"""
+"""Schedules of a pipeline, drawn: who computes what when, who waits, what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from ddpz_lite.schedules import (
+    Bar,
+    Schedule,
+    gpipe,
+    idle,
+    interleaved,
+    length,
+    live,
+    one_f_one_b,
+    play,
+    read,
+    words,
+)
 from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.page import Table, show_figure
 from ddpz_lite.show.style import CARD, INK, look
 
-Action = tuple[Any, ...]  # ("F" or "B", micro-batch) or ("F" or "B", micro-batch, chunk)
-Schedule = Sequence[Sequence[Action]]  # by stage
 CHUNK = ("#56B4E9", "#9AD3F2", "#3C8DBC", "#C9E7F8")  # forward, by chunk
 CHUNK_BACK = ("#0072B2", "#4A9CCB", "#00507D", "#86BEDD")
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One action of a stage, with its time."""
-
-    stage: int
-    kind: str
-    micro: int
-    chunk: int
-    start: float
-    end: float
-
-
-# -- schedules -------------------------------------------------------------------------------------
-
-
-def read(line: str) -> list[Action]:
-    """The actions of a stage from a line: "F0 F1 B0 B1"."""
-    return [(word[0], int(word[1:])) for word in line.split()]
-
-
-def gpipe(stages: int, micros: int) -> list[list[Action]]:
-    """All forwards, then all backwards (Huang et al. 2019)."""
-    one = [(kind, i) for kind in "FB" for i in range(micros)]
-    return [list(one) for _ in range(stages)]
-
-
-def interleaved(stages: int, micros: int, chunks: int = 1) -> list[list[Action]]:
-    """1F1B (Narayanan et al. 2021, section 2.2); with several chunks, the interleaved one.
-
-    Virtual stage chunk * stages + stage is the stage's part number `chunk`. Raises ValueError if
-    there are several chunks and the stages do not divide the micro-batches.
-    """
-    if chunks > 1 and micros % stages:
-        raise ValueError(
-            f"interleaved: {micros} micro-batches over {stages} stages. They go in groups as large "
-            f"as the pipeline. Cure: a multiple of {stages}."
-        )
-    return [_one_stage(stages, micros, chunks, stage) for stage in range(stages)]
-
-
-def _one_stage(stages: int, micros: int, chunks: int, stage: int) -> list[Action]:
-    def at(number: int, kind: str) -> Action:
-        if chunks == 1:
-            return kind, number
-        group, place = divmod(number, stages * chunks)
-        chunk = place // stages
-        return kind, group * stages + place % stages, chunk if kind == "F" else chunks - 1 - chunk
-
-    total = micros * chunks
-    ahead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
-    ahead = min(ahead, total)
-    actions = [at(i, "F") for i in range(ahead)]
-    for i in range(total - ahead):
-        actions += [at(ahead + i, "F"), at(i, "B")]
-    return actions + [at(i, "B") for i in range(total - ahead, total)]
-
-
-# -- play ------------------------------------------------------------------------------------------
-
-
-def play(
-    schedule: Schedule, forward: float | Sequence[float] = 1.0, backward: float | None = None
-) -> list[Bar]:
-    """The actions with their times. forward: seconds of a stage's forward, one for all or one each.
-
-    backward: seconds, twice the forward by default. A chunk takes its share of them. Raises
-    ValueError for a schedule in which every stage waits for another.
-    """
-    stages = len(schedule)
-    seconds = [forward] * stages if isinstance(forward, int | float) else list(forward)
-    chunks = 1 + max((a[2] for line in schedule for a in line if len(a) > 2), default=0)
-    free, done, bars = [0.0] * stages, {}, []
-    waiting = [list(line) for line in schedule]
-    while any(waiting):
-        ready = [s for s in range(stages) if waiting[s] and _needs(waiting[s][0], s, stages, chunks,
-                                                                   done) is not None]  # fmt: skip
-        if not ready:
-            said = "; ".join(f"stage {s}: {_name(w[0])}" for s, w in enumerate(waiting) if w)
-            raise ValueError(f"play: no stage can go on. First in line is {said}.")
-        for stage in ready:
-            action = waiting[stage].pop(0)
-            kind, micro, chunk = (*action, 0)[:3]
-            start = max(free[stage], _needs(action, stage, stages, chunks, done))
-            back = 2 * seconds[stage] if backward is None else backward
-            end = start + (seconds[stage] if kind == "F" else back) / chunks
-            free[stage] = done[kind, micro, chunk * stages + stage] = end
-            bars.append(Bar(stage, kind, micro, chunk, start, end))
-    return bars
-
-
-def _needs(action: Action, stage: int, stages: int, chunks: int, done: dict) -> float | None:
-    """When all that an action needs is there; None if it is not known yet."""
-    kind, micro, chunk = (*action, 0)[:3]
-    place = chunk * stages + stage
-    needed = []
-    if kind == "F" and place > 0:
-        needed = [("F", micro, place - 1)]
-    if kind == "B":
-        needed = [("F", micro, place)]
-        needed += [("B", micro, place + 1)] if place + 1 < stages * chunks else []
-    times = [done.get(key) for key in needed]
-    return None if None in times else max(times, default=0.0)
-
-
-def _name(action: Action) -> str:
-    return f"{action[0]}{action[1]}" + (f" of chunk {action[2]}" if len(action) > 2 else "")
-
-
-def length(bars: Sequence[Bar]) -> float:
-    """Seconds until the last action ends."""
-    return max(bar.end for bar in bars)
-
-
-def idle(bars: Sequence[Bar]) -> float:
-    """The share of all stages' time in which they wait."""
-    stages = 1 + max(bar.stage for bar in bars)
-    return 1 - sum(bar.end - bar.start for bar in bars) / (stages * length(bars))
-
-
-def live(bars: Sequence[Bar]) -> list[float]:
-    """For each stage the most micro-batches that it keeps at once, a chunk as its share of one."""
-    chunks = 1 + max(bar.chunk for bar in bars)
-    return [most / chunks for most in _live(bars)]
-
-
-def _live(bars: Sequence[Bar]) -> Iterator[int]:
-    for stage in range(1 + max(bar.stage for bar in bars)):
-        own = sorted((bar for bar in bars if bar.stage == stage), key=lambda bar: bar.start)
-        now = most = 0
-        for bar in own:
-            now += 1 if bar.kind == "F" else -1
-            most = max(most, now)
-        yield most
-
-
-# -- drawing ---------------------------------------------------------------------------------------
 
 
 def schedule(
@@ -194,8 +58,7 @@ def picture(
     alt += ", ".join(f"{k:.3g}" for k in kept) + " micro-batches are kept, by stage."
     rows = [["stage", "most kept", "order"]]
     for stage, line in enumerate(actions):
-        order = " ".join(f"{a[0]}{a[1]}" + ("abcdefgh"[a[2]] if len(a) > 2 else "") for a in line)
-        rows.append([stage, kept[stage], order])
+        rows.append([stage, kept[stage], words(line)])
     return fig, alt, rows
 
 
@@ -231,6 +94,9 @@ def _most_chunks(order: str, stages: int, micros: int, **_: Any) -> int:
 
 
 def _turned(order: str, stages: int, micros: int, chunks: int, slow: str) -> tuple[Any, str, Table]:
-    actions = gpipe(stages, micros) if order == "GPipe" else interleaved(stages, micros, chunks)
+    if chunks > 1:
+        actions = interleaved(stages, micros, chunks)
+    else:
+        actions = (gpipe if order == "GPipe" else one_f_one_b)(stages, micros)
     seconds = [1.0] * (stages - 1) + [float(slow)]
     return picture(actions, seconds, title=order + (f", {chunks} chunks" if chunks > 1 else ""))

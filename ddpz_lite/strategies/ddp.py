@@ -72,6 +72,16 @@ class DDP(Replica):
         with self._reducer.no_sync():
             yield
 
+    def leave(self) -> None:
+        """Let go of all that is under way: it would keep the process group alive."""
+        self._reducer.reset()
+        for bucket in self.buckets:
+            bucket.abandon()
+
+    def join(self) -> None:
+        """Go on with the ranks of the world as it is now, each of which has the same model."""
+        self.comm.__init__()  # the buckets have the same one
+
     def memory_extra(self) -> dict[str, list[Tensor]]:
         """Buckets hold the gradients, whether a `.grad` points into them at the moment or not."""
         gradients = [bucket.flat for bucket in self.buckets]

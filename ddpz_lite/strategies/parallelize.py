@@ -26,9 +26,8 @@ from ..placement import Placement, Stage, rows
 from .comm import Comm
 from .ddp import DDP
 from .gradient import own_grad
-from .mesh import cuts_of
 from .optim import ShardedOptimizer
-from .pipeline import Pipeline
+from .pipeline import Pipeline, check_axes
 from .precision import LossScale, cast_ends, check_dtype, keeps_dtype
 from .replica import Replica, check_hooks
 from .units import Units
@@ -150,8 +149,13 @@ def parallelize(
             f"gather_dtype={gather_dtype} is for parameters that are gathered to compute with, at "
             f"stage 3, and this is stage={stage}. Cure: leave it out."
         )
+    check_axes(module, comm)
     pipe, module = (module, module.stage) if isinstance(module, Pipeline) else (None, module)
-    _check_axes(pipe, module, comm)
+    if pipe is not None and pipe.clash is not None:
+        raise ValueError(
+            f"two stages have a parameter named {pipe.clash}, and checkpoints know them by name. "
+            "Cure: stages whose parameters have the names of the whole model, as gpt_stages makes."
+        )
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = _named_groups(module, param_groups)
     loss_scale = _cast(module, mixed_precision, loss_scale)
@@ -202,26 +206,6 @@ def parallelize(
         return model, optimizer
     pipe.stage = model
     return pipe, optimizer
-
-
-def _check_axes(pipe: Pipeline | None, module: nn.Module, comm: Comm) -> None:
-    """Raise ValueError where ranks that hold other parts of the model would be averaged."""
-    axis, cut = None, cuts_of(module)
-    if pipe is not None and pipe.comm.world > 1 and "pipe" not in comm.axes:
-        axis = "pipe"
-    if any(c.parts > 1 for c in cut.values()) and "tensor" not in comm.axes:
-        axis = "tensor"
-    if axis is not None:
-        raise ValueError(
-            f"the model is cut over several ranks, and the mesh has no axis {axis!r} of them: the "
-            "mean would be one of different parameters. Cure: mesh=init_device_mesh(device, "
-            '(d, p, t), mesh_dim_names=("data", "pipe", "tensor")).'
-        )
-    if pipe is not None and pipe.clash is not None:
-        raise ValueError(
-            f"two stages have a parameter named {pipe.clash}, and checkpoints know them by name. "
-            "Cure: stages whose parameters have the names of the whole model, as gpt_stages makes."
-        )
 
 
 def _cast(

@@ -27,7 +27,7 @@ from .comm import Comm
 from .flat import Flat
 from .mesh import cuts_of
 from .optim import ShardedOptimizer
-from .pipeline import Pipeline
+from .pipeline import Pipeline, check_axes
 from .replica import Replica
 
 T = TypeVar("T")
@@ -107,10 +107,10 @@ def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
 
     Of a model on a mesh these hold one part of it together, and `comm.everyone` the whole.
     """
-    model = sharded(model)
-    if isinstance(model, Replica):
-        return model.comm
-    return optimizer.comm if isinstance(optimizer, ShardedOptimizer) else Comm()
+    owner = sharded(model) if isinstance(sharded(model), Replica) else optimizer
+    comm = owner.comm if isinstance(owner, Replica | ShardedOptimizer) else Comm()
+    check_axes(model, comm)
+    return comm
 
 
 def of_all_stages(comm: Comm, mine: Mapping[str, T]) -> dict[str, T]:

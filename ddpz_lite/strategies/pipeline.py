@@ -2,16 +2,17 @@
 
 Stage s sends its output to s + 1, and gets the gradient of it back: nothing else is sent, but for
 the gradient of a parameter that two stages share. In which order a stage runs the forwards (F) and
-backwards (B) of its micro-batches is a schedule, and a schedule is data:
-
-    gpipe(2, 3)        [F0 F1 F2 B0 B1 B2], [F0 F1 F2 B0 B1 B2]     holds m micro-batches
-    one_f_one_b(2, 3)  [F0 F1 B0 F2 B1 B2], [F0 B0 F1 B1 F2 B2]     holds min(p - stage, m)
-
-Both wait as long: of the time of a step, (p - 1) / (m + p - 1) is spent in waiting.
+backwards (B) of its micro-batches is a schedule, and a schedule is data: see `ddpz_lite.schedules`.
 
 [Note: two that send first] In the middle of 1F1B, stage s sends an output while s + 1 sends a
 gradient. If both sent first and waited, neither would receive. So what an action has made leaves
 together with the request for what the next one needs, and no send is waited for before the end.
+
+[Note: all ranks first] NCCL opens a group in its first call, which all ranks must make. A message
+between two of them would wait for the others.
+
+[Note: one after the other] NCCL ends the messages of a rank in their order. `gpipe` and
+`one_f_one_b` bear that; a schedule in which a stage runs further ahead may wait for ever there.
 
 Sources: Huang et al., "GPipe", 2019, section 2; Narayanan et al., "Efficient Large-Scale Language
 Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
@@ -29,104 +30,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..model import GPT
+from ..schedules import Action, Schedule, play, words
 from ..wire import span
 from .comm import Comm
 from .ddp import DDP
 from .gradient import Resident, own_grad, set_own_grad
-from .mesh import mark
+from .mesh import cuts_of, mark
 from .replica import Replica
 
-Action = tuple[str, int]  # ("F" or "B", micro-batch)
-Schedule = Sequence[Sequence[Action]]  # of each stage
 LossFn = Callable[[Any, Any], Tensor]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NOTE = 10  # numbers in a note: dtype, dimensions, and the size of each
-
-
-# -- schedules
-
-
-def gpipe(stages: int, micro_batches: int) -> list[list[Action]]:
-    """All forwards, then all backwards. Source: Huang et al. 2019, section 2.3."""
-    m = range(micro_batches)
-    return [[("F", i) for i in m] + [("B", i) for i in m] for _ in range(stages)]
-
-
-def one_f_one_b(stages: int, micro_batches: int) -> list[list[Action]]:
-    """A backward as soon as one can run. Source: Narayanan et al. 2021, section 2.2.1."""
-    schedule = []
-    for stage in range(stages):
-        ahead = min(stages - 1 - stage, micro_batches)  # forwards until the first gradient is near
-        order = [("F", i) for i in range(ahead)]
-        for i in range(ahead, micro_batches):
-            order += [("F", i), ("B", i - ahead)]
-        order += [("B", i) for i in range(micro_batches - ahead, micro_batches)]
-        schedule.append(order)
-    return schedule
-
-
-def run_times(
-    schedule: Schedule, forward: float = 1.0, backward: float = 2.0
-) -> list[list[tuple[float, float]]]:
-    """(start, end) of every action of every stage, if messages take no time.
-
-    forward, backward: the time of one micro-batch on one stage, in any unit. Raises ValueError for
-    a schedule that cannot run: an action is missing, stages take micro-batches in different orders,
-    or one waits for ever.
-    """
-    check_schedule(schedule)
-    last, todo = len(schedule) - 1, [list(order) for order in schedule]
-    ended: dict[tuple[str, int, int], float] = {}  # by kind, stage, micro-batch
-    times: list[list[tuple[float, float]]] = [[] for _ in schedule]
-    while any(todo):
-        before = len(ended)
-        for stage, order in enumerate(todo):
-            while order:
-                kind, i = order[0]
-                needs = [("F", stage, i)] if kind == "B" else []
-                if kind == "F" and stage > 0:
-                    needs.append(("F", stage - 1, i))
-                if kind == "B" and stage < last:
-                    needs.append(("B", stage + 1, i))
-                if any(need not in ended for need in needs):
-                    break
-                free = times[stage][-1][1] if times[stage] else 0.0
-                start = max([free, *(ended[need] for need in needs)])
-                ended[kind, stage, i] = start + (forward if kind == "F" else backward)
-                times[stage].append((start, ended[kind, stage, i]))
-                order.pop(0)
-        if len(ended) == before:
-            waits = "; ".join(f"stage {s} for {o[0][0]}{o[0][1]}" for s, o in enumerate(todo) if o)
-            raise ValueError(
-                f"the schedule cannot run: all stages wait for ever ({waits}). Cure: a backward "
-                "comes after its forward, and after the same backward on the next stage."
-            )
-    return times
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Raise ValueError unless all stages run all micro-batches, in one order of F and one of B."""
-    if not schedule or not schedule[0]:
-        raise ValueError("the schedule is empty. Cure: one_f_one_b(stages, micro_batches)")
-    count = len(schedule[0]) // 2
-    for stage, order in enumerate(schedule):
-        if sorted(order) != [(kind, i) for kind in "BF" for i in range(count)]:
-            raise ValueError(
-                f"stage {stage} must run F and B of each micro-batch 0 to {count - 1} once, as "
-                f"stage 0 does; it runs {_words(order)}"
-            )
-        for kind in "FB":
-            mine, first = ([a for a in s if a[0] == kind] for s in (order, schedule[0]))
-            if mine != first:
-                raise ValueError(
-                    f"stage {stage} runs {_words(mine)}, stage 0 {_words(first)}: messages have no "
-                    "names, so each would take another's. Cure: the same order on all stages."
-                )
-
-
-def _words(order: Sequence[Action]) -> str:
-    return " ".join(f"{kind}{i}" for kind, i in order)
 
 
 # -- stages of our GPT
@@ -202,14 +117,15 @@ class Pipeline(nn.Module):
             rank keeps its own, as `stage`, and drops the others. Each takes one tensor and returns
             one, with the batch as its first dimension. A parameter that is in several stages is
             tied: it starts with the values of the first, and its gradient is the sum over all.
-        schedule: for each stage the order of its actions, see `gpipe` and `one_f_one_b`.
+        schedule: for each stage the order of its actions: `gpipe(p, m)`, `one_f_one_b(p, m)` of
+            `ddpz_lite.schedules`, or your own.
         group: a process group or 1-D mesh; stage s is its rank s. Default: the world.
 
     Attributes: `most_live` is how many micro-batches the last step held activations of, at most;
     `micro_batches` how many the schedule has.
 
-    Raises: ValueError for a schedule that cannot run, or for another number of stages than ranks;
-    RuntimeError if ranks have different schedules.
+    Raises: ValueError for a schedule that cannot run or is interleaved, or for another number of
+    stages than ranks; RuntimeError if ranks have different schedules.
     """
 
     def __init__(
@@ -220,13 +136,20 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         self.comm = Comm.of(group)
-        run_times(schedule)  # or an error
+        play(schedule)  # or an error
+        if len(schedule[0][0]) > 2:
+            raise ValueError(
+                "the schedule is interleaved: ranks have several chunks of the model, and a "
+                "Pipeline has one stage on each. Cure: one_f_one_b(stages, micro_batches), or "
+                "torch.distributed.pipelining.ScheduleInterleaved1F1B."
+            )
         if not len(stages) == len(schedule) == self.comm.world:
             raise ValueError(
                 f"{len(stages)} stages and a schedule for {len(schedule)}, on a group of "
                 f"{self.comm.world} ranks. Cure: one stage on each rank."
             )
-        self.comm.check_equal("the schedules", [_words(order) for order in schedule])
+        self.comm.check_equal("the schedules", list(map(words, schedule)))
+        self.comm.reduce_scalar(torch.zeros(()))  # [Note: all ranks first]
         self.index, self.actions = self.comm.rank, list(schedule[self.comm.rank])
         self.is_first, self.is_last = self.index == 0, self.index == self.comm.world - 1
         self.stage, self.micro_batches = stages[self.index], len(self.actions) // 2
@@ -440,7 +363,8 @@ class Pipeline(nn.Module):
             (dtype, device, shape), frm = self._coming, self.index - 1
             room = torch.empty((rows, *shape), dtype=dtype, device=device)
         elif following is not None and following[0] == "B" and not self.is_last:
-            room, frm = torch.empty_like(self._live[following[1]][1].detach()), self.index + 1
+            output, frm = self._live[following[1]][1], self.index + 1
+            room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
         sends = [] if made is None else [(made, to)]
         sent, received = self.comm.exchange(sends, [] if room is None else [(room, frm)])
         self._under_way = [(w, t) for w, t in self._under_way if not w.is_completed()]
@@ -479,3 +403,17 @@ def _told(output: Any) -> tuple[int | None, str]:
         return None, f"a {type(output).__name__}"
     fits = output.dtype in DTYPES and 0 < output.dim() < NOTE - 1
     return len(output) if fits else None, f"{output.dtype} of shape {tuple(output.shape)}"
+
+
+def check_axes(model: nn.Module, comm: Comm) -> None:
+    """Raise ValueError where ranks have other parts of the model and `comm` does not know of it."""
+    cuts = {
+        "pipe": isinstance(model, Pipeline) and model.comm.world > 1,
+        "tensor": any(cut.parts > 1 for cut in cuts_of(model).values()),
+    }
+    for axis in (axis for axis, is_cut in cuts.items() if is_cut and axis not in comm.axes):
+        raise ValueError(
+            f"ranks have different parts of the model, and no mesh with an axis {axis!r} tells "
+            "which: each would take its part for the whole. Cure: parallelize(model, ..., "
+            'mesh=init_device_mesh(device, (d, p, t), mesh_dim_names=("data", "pipe", "tensor"))).'
+        )

@@ -55,20 +55,20 @@ class Bucket:
         self.views = layout.views(self.flat)
         made = getattr(hook, "for_bucket", None)
         self.hook: CommHook | None = hook if made is None else made(self.views, comm)
-        self._scale = 1.0 if hook is not None else 1.0 / comm.size  # a hook takes the mean itself
         self._missing: list[int] = []
         self._handles: list[Handle] = []
 
     def collect(self, index: int, param: nn.Parameter) -> None:
         """Move the gradient into the bucket; afterwards `param.grad` is the view."""
         view, grad = self.views[index], own_grad(param)
+        scale = 1.0 if self.hook is not None else 1.0 / self.comm.size  # a hook takes the mean
         if grad is view:  # accumulated in place under no_sync
-            view.mul_(self._scale)
+            view.mul_(scale)
         elif grad.dtype == view.dtype and not grad.is_sparse:
-            torch.mul(grad.detach(), self._scale, out=view)
+            torch.mul(grad.detach(), scale, out=view)
             set_own_grad(param, view)
         else:
-            view.copy_(grad.to_dense()).mul_(self._scale)
+            view.copy_(grad.to_dense()).mul_(scale)
 
     def reduce(self, missing: list[int]) -> None:
         """Start the all-reduce; parameters without a gradient count as zero."""
@@ -101,6 +101,10 @@ class Bucket:
         """After a backward that raised: let what is under way end, for it writes into `flat`."""
         while self._handles:
             self._handles.pop().wait()
+
+    def abandon(self) -> None:
+        """As `forget`, without waiting: a rank is gone, and what is under way will never end."""
+        self._handles = []
 
 
 class Reducible(Protocol):

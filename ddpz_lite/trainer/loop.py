@@ -71,18 +71,19 @@ def train(recipe: Recipe) -> dict[str, Any]:
     log.start(first)
 
     stream = iter(batches)
-    for step in steps_with_bar(first, recipe.steps, comm.rank):  # updates, this one included
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step - 1)
-        loss, norm = update(recipe, model, optimizer, stream, readers.world)
-        log.add(loss)
-        if step == recipe.steps or step % recipe.report == 0:
-            log.report(step, optimizer, norm)
-        if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
-            log.validated(step, validation_loss(recipe, model, text, device, comm, readers))
-        if recipe.checkpoint and (step == recipe.steps or saver.due(step)):
-            log.collect(step)  # finds a loss that is no number, so that such a run is not saved
-            saver.save(step, log.say)
+    with saver:
+        for step in steps_with_bar(first, recipe.steps, comm.rank):  # updates, this one included
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, step - 1)
+            loss, norm = update(recipe, model, optimizer, stream, readers.world)
+            log.add(loss)
+            if step == recipe.steps or step % recipe.report == 0:
+                log.report(step, optimizer, norm)
+            if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
+                log.validated(step, validation_loss(recipe, model, text, device, comm, readers))
+            if recipe.checkpoint and (step == recipe.steps or saver.due(step)):
+                log.collect(step)  # finds a loss that is no number, so that such a run is not saved
+                saver.save(step, log.say)
 
     sample = write(recipe, model, text, device)
     log.end(sample)

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from ..model import GPT, next_token_loss
+from ..schedules import one_f_one_b
 from ..strategies.comm import Comm
 from ..strategies.parts import comm_of
-from ..strategies.pipeline import Pipeline, gpt_stages, one_f_one_b
+from ..strategies.pipeline import Pipeline, gpt_stages
 from ..strategies.tensor import tensor_parallel
 from .batches import Batch
 from .recipe import Recipe

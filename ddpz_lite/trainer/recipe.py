@@ -102,6 +102,9 @@ class Recipe:
     failure_hours: float = _option(
         "files", 24.0, "hours between two failures of the run, for --save-every auto", at_least=0.01
     )
+    save_in_background: bool = _option(
+        "files", False, "train while a checkpoint is written, from a copy in the host's memory"
+    )
     resume: bool = _option("files", False, "go on from the newest good checkpoint, if there is one")
     report: int = _option("files", 10, "steps between two lines of progress", at_least=1)
     validate: int = _option("files", 50, "steps between two validations; 0: none", at_least=0)
@@ -134,6 +137,8 @@ class Recipe:
         self._check_mesh()
         if self.resume and self.checkpoint is None:
             raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
+        if self.save_in_background and self.checkpoint is None:
+            raise ValueError("--save-in-background needs --checkpoint DIR, the folder to save to")
 
     @property
     def axes(self) -> tuple[int, int, int] | None:

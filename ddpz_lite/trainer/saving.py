@@ -18,6 +18,7 @@ from torch import nn
 
 from ..data import Corpus, RankSampler
 from ..strategies.checkpoint import load_checkpoint, save_checkpoint
+from ..strategies.checkpoint_background import Saving, save_in_background
 from ..strategies.comm import Comm
 from ..strategies.optim import ShardedOptimizer
 from .interval import best_interval
@@ -39,7 +40,11 @@ def complete(folder: str | Path) -> list[Path]:
 
 @dataclass
 class Saver:
-    """Writes and reads the checkpoints of a run; every rank calls the same methods."""
+    """Writes and reads the checkpoints of a run; every rank calls the same methods.
+
+    In the background at most one is being written, so at most one copy of the state is held; the
+    next save waits for it, and so does the end of a `with` block.
+    """
 
     recipe: Recipe
     text: Corpus
@@ -49,7 +54,15 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
+        self._writing: tuple[Saving, Path] | None = None  # in the background, and where
         self._start(0)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, TrainingError):  # else a rank is alone
+            self._finish()
 
     def due(self, step: int) -> bool:
         """Whether to save after this step; the same on all ranks."""
@@ -75,17 +88,31 @@ class Saver:
             say(f"saved step {step} in {cost:.2g} s; the next save is due {steps} steps on")
 
     def _write(self, step: int) -> None:
-        """Write folder/step-<step>, and remove what is older than it and the one before.
+        """Write folder/step-<step>, or begin to, where it is written in the background."""
+        extra = {"step": step, "text": self.fingerprint, "sampler": self.sampler.state_dict()}
+        this = Path(self.recipe.checkpoint, f"step-{step:08d}")
+        if self.recipe.save_in_background:
+            self._finish()
+            self._writing = save_in_background(this, self.model, self.optimizer, **extra), this
+        else:
+            save_checkpoint(this, self.model, self.optimizer, **extra)
+            self._remove_old(this)
+
+    def _finish(self) -> None:
+        """Wait for what is written in the background; raises what went wrong with it."""
+        if self._writing is not None:
+            (writing, this), self._writing = self._writing, None
+            writing.wait()
+            self._remove_old(this)
+
+    def _remove_old(self, this: Path) -> None:
+        """Remove what is older than this complete checkpoint and the one before it.
 
         Gone too is what a kill left behind. Later ones, which this run could not load, stay.
         """
-        folder, extra = Path(self.recipe.checkpoint), {"step": step, "text": self.fingerprint}
-        extra["sampler"] = self.sampler.state_dict()
-        this = folder / f"step-{step:08d}"
-        save_checkpoint(this, self.model, self.optimizer, **extra)
         if Comm().rank == 0:
-            done = complete(folder)
-            for old in set(folder.glob("step-[0-9]*/")) - set(done[: done.index(this) + KEPT]):
+            done = complete(this.parent)
+            for old in set(this.parent.glob("step-[0-9]*/")) - set(done[: done.index(this) + KEPT]):
                 shutil.rmtree(old)
 
     def resume(self, say: Callable[[str], None]) -> int:

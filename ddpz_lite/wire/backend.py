@@ -29,6 +29,7 @@ from .board import Board
 from .format import OTHER
 from .group import WireGroup
 from .ledger import Record, Span
+from .mismatch import compare_members
 from .network import Network
 from .shaping import sharpen_sleep
 from .tap import Tap
@@ -118,10 +119,18 @@ def _devices(backend: str) -> dict[str, str]:
 
 
 def _make_wired_group(
-    group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **options: Any
+    group_size: int,
+    group_rank: int,
+    ranks: list[int],
+    backend: Any,
+    store: dist.Store,
+    name: str,
+    *args: Any,
+    **options: Any,
 ) -> Any:
     """In the place of torch's function: see [Note: what get_backend says]."""
     global _asked
+    args = (store, name, *args)
     asked = str(backend)
     names = {part.rpartition(":")[2] for part in asked.split(",")}
     if asked == "wire":
@@ -129,6 +138,8 @@ def _make_wired_group(
     elif not names <= WIRED:  # "fake", "mpi": not ours
         return _make_group(group_size, group_rank, ranks, backend, *args, **options)
     _asked = asked
+    if ranks:  # the default group has none
+        compare_members(_tap.board, store, name, tuple(ranks), callsite.caller())
     wire = dist.Backend("wire")
     group, store = _make_group(group_size, group_rank, ranks, wire, *args, **options)
     if isinstance(group, WireGroup):

@@ -7,9 +7,10 @@ mean is said in one line where it is not plain.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -66,14 +67,24 @@ class TorchNames:
     The process group that it is a part of has `ranks` (its members as global ranks), `devices` (the
     backend for each kind of tensor), `_me` (its own place in `ranks`) and `_calls` (an empty dict),
     and sends what comes out: `_collective` and `_message`.
+
+    [Note: a handle that only C++ has] torch's Join counts the ranks that take part by an all-reduce
+    of one number, gives the handle to DDP's reducer and drops its own. C++ keeps only its half of a
+    handle; when the Python half is gone, it waits in the base class of all handles, for ever. So
+    the group holds the last such handle.
     """
+
+    _for_join: Any = None
 
     # -- one tensor, the same on every rank --------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         opts = _options(c10d.AllreduceOptions, opts, timeout)
-        return self._reducing("all_reduce", "allreduce", tensors, opts)
+        work = self._reducing("all_reduce", "allreduce", tensors, opts)
+        if opts.asyncOp and _is_for_join(sys._getframe(2)):  # over what wraps this method
+            self._for_join = work
+        return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or c10d.AllreduceCoalescedOptions()
@@ -307,6 +318,15 @@ class WireGroup(TorchNames, Issuing):
             finally:
                 board.leave()
         entry.finished = time.monotonic()
+
+
+def _is_for_join(frame: FrameType | None) -> bool:
+    """Whether torch's Join is what called, by way of `dist.all_reduce`."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        if frame.f_code.co_name == "notify_join_context":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _shape(tensors: Tensors) -> Any:

@@ -7,8 +7,11 @@ order; here they compare notes before each one.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import NamedTuple
+
+from torch.distributed import Store
 
 from .board import RECHECK, Board
 from .call import Call
@@ -60,6 +63,25 @@ def compare_parts(
         f"  rank {peer} at {slot.where} sends {theirs[me]} elements to rank {board.rank} "
         f"and expects {theirs[size + me]} of it"
     )
+
+
+def compare_members(
+    board: Board, store: Store, name: str, ranks: tuple[int, ...], where: str
+) -> None:
+    """Compare the n-th group that this rank makes with what another rank makes as its n-th.
+
+    torch tells groups apart by how many have been made, so all ranks must make all of them, in the
+    same order, members or not. Raises CollectiveMismatch where the members differ.
+    """
+    mine = json.dumps([board.rank, ranks, where])
+    rank, theirs, there = json.loads(store.compare_set(f"wire: members of {name}", "", mine))
+    if tuple(theirs) != ranks:
+        raise CollectiveMismatch(
+            "every rank must make every group, in the same order, a member of it or not, but one "
+            f"group has two lists of members:\n"
+            f"  rank {board.rank} calls new_group({list(ranks)}) at {where}\n"
+            f"  rank {rank} called new_group({theirs}) at {there}"
+        )
 
 
 def _agree(

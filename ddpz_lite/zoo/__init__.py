@@ -13,16 +13,16 @@ import html
 import linecache
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from ddpz_lite.launcher import RankFailed, Run, launch
 from ddpz_lite.show.page import emit, prose
-from ddpz_lite.show.quizzes import Quiz, ask, quiz
-from ddpz_lite.wire import CollectiveMismatch
-from ddpz_lite.zoo.guide import GUIDE, Bug
+from ddpz_lite.show.quizzes import ask, quiz
+from ddpz_lite.zoo.guide import GUIDE, TOOLS, Bug, returned
 
-__all__ = ["GUIDE", "Bug", "run", "source", "table", "visit"]
+__all__ = ["GUIDE", "Bug", "beside", "run", "seen", "source", "table", "visit"]
 
 
 def source(number: int, *, mended: bool = False) -> str:
@@ -41,25 +41,29 @@ def run(number: int, world_size: int | None = None, *, mended: bool = False) -> 
     Returns what `dz.launch` returns. Raises what it raises: RankFailed where a rank raised or
     all wait for one, ValueError for a number that the zoo has not.
     """
-    text = source(number, mended=mended)
-    name = f"bug_{number:02}.py"
-    return launch(
-        _on_rank, world_size or _bug(number).world, args=(name, text), timeout=_bug(number).timeout
-    )
+    program = f"bug_{number:02}.py", source(number, mended=mended)
+    return launch(on_rank, world_size or _bug(number).world, args=program)
 
 
+@cache
+def beside(number: int) -> tuple[Run, Run]:
+    """A bug's program on its ranks, and as one process; run once. Raises as `run` does."""
+    return run(number), run(number, 1)
+
+
+@cache
 def seen(number: int) -> list[tuple[str, str]]:
-    """Run a bug, and one process of it where that helps: what each tool says."""
+    """What the tools say of a bug, by name: of a program that stops, the launcher's report."""
     bug = _bug(number)
     try:
-        found = run(number)
-    except (RankFailed, CollectiveMismatch) as error:
+        found, alone = beside(number)
+    except RankFailed as error:
         return [("the launcher's report", re.sub(r" object at 0x[0-9a-f]+", "", str(error)))]
-    alone = run(number, 1) if bug.compare else None
-    return [(name, look(found, alone)) for name, look in bug.looks]
+    looks = [(name, TOOLS.get(name) or returned(name)) for name in bug.looks]
+    return [(name, look(found, alone, bug.same)) for name, look in looks]
 
 
-def visit(number: int) -> Quiz:
+def visit(number: int) -> None:
     """Show a bug: what was seen, the program, what the tools say (folded), and a question.
 
     Under the question, folded, are the cure and the thread.
@@ -78,17 +82,16 @@ def visit(number: int) -> Quiz:
             ]
         ),
     )
-    shown = quiz([ask("What is wrong?", *bug.answers)])
+    quiz([ask("What is wrong?", *bug.answers)])
     cure = _changes(number)
     emit(
         _folded(
             "The cure, and where it was met",
-            f"{_listing(cure)}<p>{prose(bug.lesson)} "
-            f'Found by: {prose(bug.found_by)}. Thread: <a href="{bug.url}">{bug.thread}</a>.</p>',
+            f"{_listing(cure)}<p>{prose(bug.lesson)} Found by: {prose(bug.found_by)}.</p>"
+            f'<p><a href="{bug.url}">{bug.thread}</a>: {prose(bug.met)}</p>',
         ),
-        f"The cure:\n{cure}\n{bug.lesson}\nFound by: {bug.found_by}. Thread: {bug.thread}.",
+        f"The cure:\n{cure}\n{bug.lesson} Found by: {bug.found_by}.\n{bug.thread}: {bug.met}",
     )
-    return shown
 
 
 def table() -> list[Sequence[Any]]:
@@ -97,8 +100,8 @@ def table() -> list[Sequence[Any]]:
     return rows + [(n, bug.title, bug.thread, bug.found_by) for n, bug in GUIDE.items()]
 
 
-def _on_rank(name: str, text: str) -> Any:
-    """Run a program on this rank under a name of its own, so that it counts as a learner's."""
+def on_rank(name: str, text: str) -> Any:
+    """Run a program on this rank, under a file name that counts as a learner's."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     module = {"__name__": name.removesuffix(".py")}
     exec(compile(text, name, "exec"), module)

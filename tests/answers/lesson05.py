@@ -751,6 +751,25 @@ def average_when_ready(model):
             p.register_post_accumulate_grad_hook(hook)
 """,
         ),
+        (
+            "DTensor: a partial mean becomes replicas",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+
+def average_when_ready(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def hook(p):
+        mean = DTensor.from_local(p.grad, mesh, [Partial("avg")])
+        p.grad = mean.redistribute(placements=[Replicate()]).to_local()
+
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(hook)
+""",
+        ),
     ],
     "05.buckets": [
         (
@@ -972,6 +991,33 @@ def overlap(model):
             settle()
 
     for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+""",
+        ),
+        (
+            "DTensor: redistributed while backward goes on",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+
+def overlap(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    under_way = []
+
+    def finish():
+        for p, total in under_way:
+            p.grad = total.wait() / mesh.size()
+        under_way.clear()
+
+    def hook(p):
+        if not under_way:
+            torch.autograd.Variable._execution_engine.queue_callback(finish)
+        total = DTensor.from_local(p.grad, mesh, [Partial()])
+        total = total.redistribute(placements=[Replicate()], async_op=True)
+        under_way.append((p, total.to_local()))
+
+    for p in model.parameters() if mesh.size() > 1 else ():
         p.register_post_accumulate_grad_hook(hook)
 """,
         ),

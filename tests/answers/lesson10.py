@@ -447,5 +447,23 @@ def clip_shards(shards, replicated, max_norm):
     return np.float64(norm)
 """,
         ),
+        (
+            "DTensor: a partial sum becomes whole",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+
+
+def clip_shards(shards, replicated, max_norm):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mine = sum((s.flatten().square().sum() for s in shards), torch.zeros(()))
+    square = DTensor.from_local(mine, mesh, [Partial()]).full_tensor()
+    square = square + sum(r.square().sum() for r in replicated)
+    norm = square.sqrt()
+    for tensor in (*shards, *replicated):
+        tensor *= (max_norm / norm).clamp(max=1)
+    return norm
+""",
+        ),
     ],
 }

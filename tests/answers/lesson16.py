@@ -115,6 +115,53 @@ def halving(**wrong):
     return HALVING.format(**(RIGHT_HALVING | wrong))
 
 
+# ---- the page ----
+
+WHOLE = ("all four parts, of one run that lost a node and came to its end",)
+SAME_LOSSES = ("the losses and the weights of the undisturbed run",)
+FORMULA = ("bytes predicted by the formula of its stage",)
+LEDGER = ("the ledger bears the formula out",)
+COMMITS = ("a prediction that could have been wrong",)
+EXPLAINS = ("an explanation with the measured numbers in it",)
+OWN = ("another run than the lesson's",)
+
+PAGE = """
+def page():
+    quiet = [round(5.5 - 0.04 * step, 3) for step in range(1, 21)]
+    plan = {{"nodes": 2, "ranks": 2, "stage": 2, "steps": 20, "save_every": 4, "kill": 10}}
+    prediction = {{"sent": 4 * 2 * 40_000 * (2 - 1) / 2, "steps_twice": 2, "goodput": 20 / 22}}
+    measurement = {{
+        "parameters": 40_000,
+        "stage": 2,
+        "steps": 20,
+        "save_every": 4,
+        "sent": [161_000, 161_000],
+        "undisturbed": quiet,
+        "killed": quiet[:11],
+        "resumed_at": 8,
+        "went_on": quiet[8:],
+        "weights": ["ab12", "ab12"],
+    }}
+    explanation = (
+        "The last save before the kill was step 8, and I predicted 2 steps twice. It took until "
+        "step 11 before node 0 noticed that its peer was gone, so 3 were lost; the bytes follow "
+        "the formula, since only padding and the losses come on top."
+    )
+    {change}
+    return {{
+        "plan": plan,
+        "prediction": prediction,
+        "measurement": measurement,
+        "explanation": explanation,
+    }}
+"""
+
+
+def page(*changes):
+    """A right page, with changes."""
+    return PAGE.format(change="\n    ".join(changes) or "pass")
+
+
 # ---- lines ----
 
 MEET = ("all nodes meet, and are one job",)
@@ -417,6 +464,110 @@ def halving_doubling(tensor):
     ],
 }
 
+WRONG["16.capstone"] = [
+    Wrong(
+        "nobody died",
+        page('measurement["killed"] = quiet', 'measurement["resumed_at"] = 20'),
+        says="nobody died in it",
+        loses=WHOLE,
+    ),
+    Wrong(
+        "another run than the one planned",
+        page('measurement["steps"] = 30'),
+        says="it is another run",
+        loses=WHOLE,
+    ),
+    Wrong(
+        "no prediction", page("prediction = {}"), says="prediction: 'sent' is missing", loses=WHOLE
+    ),
+    Wrong(
+        "the line that begins again is left out",
+        page('measurement["went_on"] = quiet[11:]'),
+        says="it did not come to the end",
+        loses=WHOLE,
+    ),
+    Wrong(
+        "resumed from no save",
+        page('measurement["resumed_at"] = 9', 'measurement["went_on"] = quiet[9:]'),
+        says="is not the last one saved",
+        loses=WHOLE,
+    ),
+    Wrong(
+        "began anew with another seed",
+        page('measurement["went_on"] = [loss + 0.01 for loss in quiet[8:]]'),
+        says="they are equal to the last digit",
+        loses=SAME_LOSSES,
+    ),
+    Wrong(
+        "the optimizer's state was not saved",
+        page('measurement["weights"] = ["ab12", "cd34"]'),
+        says="was the optimizer's state saved",
+        loses=SAME_LOSSES,
+    ),
+    Wrong(
+        "elements for bytes",
+        page('prediction["sent"] /= 4'),
+        says="those are elements",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "all ranks together",
+        page('prediction["sent"] *= 2'),
+        says="ranks send together",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "stage 3's bytes",
+        page('prediction["sent"] *= 1.5'),
+        says="so much is sent at stage 3",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "the ledger of all steps",
+        page('measurement["sent"] = [20 * n for n in measurement["sent"]]'),
+        says="divided by the steps",
+        loses=LEDGER,
+    ),
+    Wrong(
+        "goodput as the share of steps before the kill",
+        page('prediction["goodput"] = 10 / 20'),
+        says="Useful steps over all steps would be 0.909",
+        loses=COMMITS,
+    ),
+    Wrong(
+        "all steps since the beginning are lost",
+        page('prediction |= {"steps_twice": 10, "goodput": 20 / 30}'),
+        says="Those since the last save are lost",
+        loses=COMMITS,
+    ),
+    Wrong(
+        "an explanation without a number",
+        page('explanation = explanation.replace("3", "some")'),
+        says="it does not say how many steps were done twice",
+        loses=EXPLAINS,
+    ),
+    Wrong(
+        "as expected",
+        page('explanation = "All was as expected: 8, 3 and 2."'),
+        says="fewer than 25 different words",
+        loses=EXPLAINS,
+    ),
+    Wrong(
+        "the lesson's numbers",
+        page(
+            'plan |= {"stage": 3, "steps": 30, "save_every": 5, "kill": 12}',
+            "quiet = [round(5.5 - 0.04 * step, 3) for step in range(1, 31)]",
+            'measurement |= {"stage": 3, "steps": 30, "save_every": 5, "undisturbed": quiet}',
+            'measurement |= {"killed": quiet[:12], "resumed_at": 10, "went_on": quiet[10:]}',
+            'measurement["sent"] = [242_000, 242_000]',
+            'prediction |= {"sent": 240_000, "goodput": 30 / 32}',
+            'explanation = explanation.replace("step 8", "step 10")',
+        ),
+        says="These are the numbers of the lesson",
+        loses=OWN,
+    ),
+]
+
 # ---- what the texts promise -> (the aspect, the kind of case), or None
 
 PROMISES = {
@@ -459,16 +610,47 @@ PROMISES = {
         "for NCCL and for gloo": (*CABLE, ""),
         "must not mix": (*MIX, "two"),
         "Nothing is started by the check": None,
+        "To see them live": None,
         "an empty terminal on each": None,
         "The line to type on each node": (*MEET, ""),
         "nodes: of each": (*GPUS, ""),
         "a name that no other job has": (*MIX, "two"),
     },
+    "16.capstone": {
+        "as the lesson prints it": (*WHOLE, ""),
+        "the losses and the weights of the undisturbed run": (*SAME_LOSSES, ""),
+        "by the formula of your stage": (*FORMULA, ""),
+        "steps that will be done twice": (*COMMITS, ""),
+        "at least 25 different words": (*EXPLAINS, ""),
+        "another stage, another interval or another kill": (*OWN, ""),
+        "A prediction may be wrong": None,
+        "it must be one": (*COMMITS, ""),
+        "the step after which a node dies": (*WHOLE, ""),
+    },
 }
 
 # ---- mutants of the solution that are right ----
 
+ALIKE = "all nodes have as many ranks"
+ONCE = "it is called once in a process"
 EQUIVALENT = {
+    "16.hierarchical": {
+        '`def hierarchical(nodes): """A function that adds a tensor...` -> '
+        "its first result, kept": ONCE,
+        "`rank = dist.get_rank()` -> the first one, kept": ONCE,
+        "`local = len(on_node[nodes[rank]])` -> the first one, kept": ONCE,
+        "`sorted(set(nodes))` -> `list(set(nodes))`": "any order will do, the same on all ranks",
+        "`zip(*on_node.values(), strict=True)` -> `zip(*on_node.values())`": ALIKE,
+        "`True` -> `False`": ALIKE,
+        "`nodes[rank]` -> `nodes[rank - 1]`": ALIKE,
+        "`nodes[rank]` -> `nodes[0]`": ALIKE,
+        "`nodes[rank]` -> `nodes[-1]`": ALIKE,
+    },
+    "16.halving_doubling": {
+        "`if rank & distance: mine, other = (other, mine)` -> if not rank & distance": (
+            "the partners keep the other half each"
+        ),
+    },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }
 
@@ -557,6 +739,7 @@ def halving_doubling(tensor):
 """,
         ),
     ],
+    "16.capstone": [("other numbers, three steps lost in place of two", page())],
     "16.launch_plan": [
         (
             "= in place of spaces, python -m, gpu, an elastic range, and its own head",

@@ -102,7 +102,7 @@ def test_memory_is_the_rank_farthest_from_the_formula(monkeypatch):
 @pytest.mark.slow
 def test_make_gpu_is_rehearsed_without_a_gpu(root, tmp_path):
     make = ["make", "gpu", "DRY=1", f"PYTHON={sys.executable}"]
-    words = f"ARGS=--only tests plain lessons solutions --out {tmp_path}"
+    words = f"ARGS=--only plain lessons solutions --out {tmp_path}"
     done = subprocess.run([*make, words], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "report.json").exists()
@@ -111,9 +111,17 @@ def test_make_gpu_is_rehearsed_without_a_gpu(root, tmp_path):
     assert set(parts) == set(gpu.KINDS) and report["machine"]["torch"].startswith("2.")
     assert all(part["outcome"] in ("passed", "left out") for part in parts.values())
     assert parts["plain"]["outcome"] == "passed" and len(parts["plain"]["figures"]) == 4
-    assert "tests/gpu/test_cuda.py" in parts["tests"]["output"]
     assert "00_start_here\n" in parts["lessons"]["output"]
     assert (tmp_path / "dry.md").read_text().count("| ZeRO-3 |") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.extra  # a pytest inside pytest: seconds to import torch once more
+def test_the_tests_marked_gpu_are_found_and_their_skips_named():
+    part = gpu.command("tests", "tests marked gpu", gpu.PYTEST, gpu.FOR_TESTS)
+    assert part.outcome in ("passed", "left out") and "tests/gpu/test_cuda.py" in part.output
+    if not torch.cuda.is_available():
+        assert part.outcome == "left out" and "needs an NVIDIA GPU" in part.output
 
 
 @pytest.mark.slow

@@ -544,7 +544,7 @@ def test_nothing_survives_the_grader(shut_in, number):
         [sys.executable, "-c", source], stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        pids = wait_for(lambda: all_of(process.pid))
+        pids = wait_for(lambda: all_of(process))
         process.send_signal(number)
         process.wait(20)
         assert gone(pids, within=10)
@@ -552,9 +552,10 @@ def test_nothing_survives_the_grader(shut_in, number):
         process.kill()
 
 
-def all_of(pid: int) -> list[int] | None:
+def all_of(grader: subprocess.Popen) -> list[int] | None:
     """The fork server, for each of two ranks its keeper, itself and its fork; None before that."""
-    found = [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    assert grader.poll() is None, "the grader ended before its ranks were there"
+    found = [process.pid for process in psutil.Process(grader.pid).children(recursive=True)]
     return found if len(found) >= 1 + 2 * 3 else None
 
 

@@ -118,7 +118,7 @@ def test_the_answer_comes_after_ones_own_and_the_rating_after_that(session, cloc
     clock.go(seconds=300)  # to read the answer takes no time from the learner's
     session.rate(Rating.GOOD)
     assert session.asked == [Asked(CARD, "it divides", 40.0, Rating.GOOD)]
-    assert session.card is OTHER and session.place == "2 of 2"
+    assert session.card is OTHER and session.place == (2, 2)
     assert Deck.load(session.deck.path).memories[CARD.id].answer == "it divides"
 
 
@@ -150,6 +150,10 @@ def test_after_the_last_card_there_is_none(session):
 )
 def test_a_wait_in_words(wait, words):
     assert in_words(wait) == words
+
+
+def test_a_wait_in_chinese_has_no_plural():
+    assert in_words(timedelta(days=46), "zh") == "46 天"
 
 
 # ---- the interview ----

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 
 import cloudpickle
@@ -30,6 +31,20 @@ def rank_and_sum(offset, scale=1):
     t = torch.ones(3) * dist.get_rank()  # (3,)
     dist.all_reduce(t)
     return dist.get_rank(), dist.get_world_size(), scale * t.sum().item() + offset
+
+
+def leave_a_finalizer(folder):
+    """How many finalizers of what was imported before the fork would run when the rank ends."""
+    inherited = sum(finalizer.atexit for finalizer in list(weakref.finalize._registry))
+    weakref.finalize(os, Path(folder, str(dist.get_rank())).touch)
+    return inherited
+
+
+def test_a_rank_ends_with_its_own_finalizers_alone(tmp_path):
+    """Those of torch's operators cost more than the start of a rank: `Zygote.forget_exits`."""
+    run = dz.launch(leave_a_finalizer, 2, args=(str(tmp_path),), record=False)
+    assert list(run) == [0, 0]
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 @pytest.mark.parametrize("world_size", [1, numpy.int64(3)])

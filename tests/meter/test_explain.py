@@ -65,6 +65,14 @@ def test_waiting_in_several_calls_at_once_counts_once(tmp_path):
     assert "the others waited 200.0 ms for it" in told(tmp_path, *ledger)
 
 
+@pytest.mark.parametrize("late, blamed", [(0.0009, False), (0.0011, True)])
+def test_less_than_a_millisecond_a_call_is_noise(late, blamed, tmp_path):
+    ledger = [record(r, n, n + late * r, n + 0.5) for r in (0, 1) for n in range(4)]
+    text = told(tmp_path, *ledger)
+    assert ("rank 1 was late: last in 3 of 3" in text) is blamed
+    assert ("no rank was late; most of all rank 1, within the noise: last in 3" in text) != blamed
+
+
 def test_nobody_is_blamed_where_the_ranks_take_turns(tmp_path):
     ledger, spans = [], []
     for step in range(5):

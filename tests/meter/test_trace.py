@@ -8,7 +8,6 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-import jsonschema
 import pytest
 import torch
 import torch.distributed as dist
@@ -78,6 +77,8 @@ def a_run(*ledger: Record, spans=(), world=2) -> Run:
 
 def events_of(path) -> list[dict]:
     """The events of a file that is valid, and in which tracks hold only what nests."""
+    import jsonschema  # slow, and of no use to ranks
+
     whole = json.loads(path.read_text())
     jsonschema.validate(whole, SCHEMA)
     tracks = defaultdict(list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -55,8 +55,10 @@ def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypa
     monkeypatch.setattr(cards, "in_notebook", lambda: True)
     cards.show_cards(session, PROVED, report=True)
     ((controls, _, _),) = shown
-    question, box, writing, answer, rating = controls
+    question, begin, box, writing, answer, rating = controls
     show, unknown = writing.children
+    assert "2 cards" in question.value and "ZeRO" not in question.value
+    begin.click()
     assert show.disabled and answer.value == "" and rating.layout.display == "none"
     box.value = "it divides the state"
     assert not show.disabled
@@ -71,6 +73,35 @@ def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypa
     assert [button.disabled for button in rating.children] == [False, True, True, True]
     rating.children[0].click()
     assert "All cards are done" in question.value and re.search(r"1 of 2", question.value)
+    _, _, again = question.value.partition("To run again")
+    assert "M075" not in again and "reduces communication" in again and "What is ZeRO" not in again
+
+
+def test_the_clock_of_an_interview_begins_with_the_learner(shown, monkeypatch):
+    monkeypatch.setattr(cards, "in_notebook", lambda: True)
+    seconds = iter((0, 1000, 1040, 1100, 1100))  # made, begun, written, rated, the next begins
+    clock = lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=next(seconds))  # noqa: E731
+    session = Session(chosen(["Q13"]), Deck(), clock)
+    cards.show_cards(session, {}, report=True)
+    ((controls, _, _),) = shown
+    _, begin, _, writing, answer, _ = controls
+    begin.click()
+    writing.children[1].click()
+    assert session.took == 40 and "You took 40 s" in answer.value
+
+
+def test_the_widget_speaks_chinese(session, shown, monkeypatch):
+    monkeypatch.setattr(cards, "in_notebook", lambda: True)
+    cards.show_cards(session, PROVED, "zh")
+    ((controls, still, _),) = shown
+    question, _, box, writing, answer, rating = controls
+    box.value = "分摊状态"
+    writing.children[0].click()
+    said = " ".join([still, question.value, box.placeholder, answer.value])
+    said += " ".join(b.description for b in (*writing.children, *rating.children))
+    assert "会 · 10 分钟" in said and "由运行证明" in said
+    for english in ("Answer", "Known", "minutes", "Proved"):
+        assert english not in said
 
 
 def test_where_nobody_sits_nothing_is_known_and_the_seed_draws_the_same(

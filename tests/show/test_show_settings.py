@@ -1,5 +1,8 @@
 """The stored table of options: torch has the names, DeepSpeed's keys are its own, all is dated."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ddpz_lite.show import settings
@@ -34,6 +37,29 @@ def test_each_framework_has_a_version_and_a_source():
         assert row.keys() == {"what", *frameworks}
         assert any(row[name] for name in frameworks)
     assert len({row["what"] for row in ROWS}) == len(ROWS)
+
+
+def test_the_lesson_shows_the_stored_table_and_its_versions():
+    root = Path(__file__).resolve().parents[2]
+    notebook = json.loads((root / "lessons" / "12b_offload_int8_options.ipynb").read_text())
+    [shown] = [
+        "".join(output["data"]["text/plain"])
+        for cell in notebook["cells"]
+        if "settings.options_table()" in "".join(cell["source"])
+        for output in cell["outputs"]
+        if "data" in output
+    ]
+    frameworks = settings.stored()["frameworks"]
+    head = ["what", *(f"{name}, {facts['version']}" for name, facts in frameworks.items())]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in shown.splitlines()]
+    assert rows[0] == head and [row[0] for row in rows[1:]] == [row["what"] for row in ROWS]
+    for cells, row in zip(rows[1:], ROWS, strict=True):
+        for cell, name in zip(cells[1:], frameworks, strict=True):
+            assert [one.strip("`") for one in cell.split("`, `") if one] == [
+                settings._short(one) for one in row[name]
+            ]
+    locked = (root / "requirements.lock").read_text()
+    assert f"torch=={frameworks['FSDP2']['version'].removeprefix('torch ')}." in locked
 
 
 def test_names_of_deepspeed_are_keys_that_it_reads():

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.pipeline import gpt_stages, one_f_one_b
+from ddpz_lite.schedules import one_f_one_b
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.pipeline import gpt_stages
 
 AXES = ("data", "pipe", "tensor")
 CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=3, heads=2, width=8, tied=True)
@@ -90,7 +93,10 @@ def on_mesh(shape: tuple[int, int, int], stages: tuple[int, ...], folder: str) -
         pipe, optimizer, mesh = built(shape, stage)
         norms = trained(pipe, optimizer, mesh, range(2))
         dz.save_checkpoint(f"{folder}/{stage}", pipe, optimizer, done=2)
+        saving = dz.save_in_background(f"{folder}/{stage} behind", pipe, optimizer, done=2)
         norms += trained(pipe, optimizer, mesh, range(2, STEPS))
+        saving.wait()
+        dz.save_safetensors(f"{folder}/{stage}.safetensors", pipe)
         whole = dz.full_state_dict(pipe)
 
         other, steps, mesh = built(shape, stage)
@@ -117,10 +123,13 @@ def check(shape: tuple[int, int, int], stages: tuple[int, ...], folder: Path) ->
         torch.testing.assert_close(found, norms, rtol=1e-5, atol=0)
         torch.testing.assert_close(state, weights, rtol=1e-5, atol=1e-6)
     for stage in stages:  # what the mesh has saved, in one process
-        model, optimizer, _ = one_process()
-        assert dz.load_checkpoint(folder / str(stage), model, optimizer) == {"done": 2}
-        step_alone(model, optimizer, range(2, STEPS))
-        torch.testing.assert_close(model.state_dict(), weights, rtol=1e-5, atol=1e-6)
+        for name in (f"{stage}", f"{stage} behind"):
+            model, optimizer, _ = one_process()
+            assert dz.load_checkpoint(folder / name, model, optimizer) == {"done": 2}
+            step_alone(model, optimizer, range(2, STEPS))
+            torch.testing.assert_close(model.state_dict(), weights, rtol=1e-5, atol=1e-6)
+        exported = load_file(folder / f"{stage}.safetensors")
+        torch.testing.assert_close(exported, dict(weights), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -172,5 +181,29 @@ def averaged_over_the_wrong_ranks() -> None:
 
 
 def test_a_cut_model_is_not_averaged_over_its_own_parts():
-    with pytest.raises(dz.RankFailed, match="the mesh has no axis 'tensor'"):
+    with pytest.raises(dz.RankFailed, match="no mesh with an axis 'tensor'"):
         dz.launch(averaged_over_the_wrong_ranks, 2)
+
+
+def taken_for_the_whole(folder: str) -> None:
+    """A model whose parts lie on several ranks is not saved or loaded as if this one's were all."""
+    cut = dz.tensor_parallel(gpt())
+    pipe = dz.Pipeline(gpt_stages(gpt(), 2), one_f_one_b(2, 2))
+    wrapped = dz.DDP(dz.tensor_parallel(gpt()), mesh=Comm.alone())
+    for model, axis in ((cut, "tensor"), (wrapped, "tensor"), (pipe, "pipe")):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for call, *args in (
+            (dz.save_checkpoint, folder, model, optimizer),
+            (dz.save_in_background, folder, model, optimizer),
+            (dz.save_safetensors, f"{folder}/model.safetensors", model),
+            (dz.load_checkpoint, folder, model, optimizer),
+            (dz.full_state_dict, model),
+            (dz.load_full_state_dict, model, gpt().state_dict()),
+        ):
+            with pytest.raises(ValueError, match=f"no mesh with an axis '{axis}'.* Cure: "):
+                call(*args)
+
+
+def test_a_part_is_not_saved_or_loaded_as_the_whole(tmp_path):
+    dz.launch(taken_for_the_whole, 2, args=(str(tmp_path),))
+    assert not list(tmp_path.iterdir())

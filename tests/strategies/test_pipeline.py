@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.pipeline import gpipe, gpt_stages, one_f_one_b, run_times
+from ddpz_lite.schedules import gpipe, interleaved, one_f_one_b, read
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.pipeline import gpt_stages
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 ROWS, T, WIDTH = 5, 4, 8
@@ -41,47 +43,7 @@ def reference(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor]
     return gradients(model), loss.item()
 
 
-# ---- schedules ----
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
-def test_both_schedules_take_the_same_time_and_1f1b_holds_less(p, m):
-    for make, most in ((gpipe, lambda stage: m), (one_f_one_b, lambda stage: min(p - stage, m))):
-        schedule = make(p, m)
-        ends = [end for stage in run_times(schedule, 1.0, 2.0) for _, end in stage]
-        assert max(ends) == 3 * (m + p - 1)
-        for stage, order in enumerate(schedule):
-            held = [sum(1 if kind == "F" else -1 for kind, _ in order[:k]) for k in range(2 * m)]
-            assert max(*held, 1) == most(stage)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "words"),
-    [
-        ([], "is empty"),
-        ([[("F", 0), ("B", 0)], [("F", 0)]], "stage 1 must run F and B of each"),
-        ([[("F", 0), ("F", 0)]], "stage 0 must run"),
-        ([[("B", 0), ("F", 0)]], "stage 0 for B0"),
-        (
-            [
-                [("F", 0), ("B", 0), ("F", 1), ("B", 1)],
-                [("F", 0), ("F", 1), ("B", 0), ("B", 1)],
-            ],
-            "wait for ever (stage 0 for B0; stage 1 for F1)",
-        ),
-        (
-            [
-                [("F", 0), ("F", 1), ("B", 0), ("B", 1)],
-                [("F", 1), ("F", 0), ("B", 0), ("B", 1)],
-            ],
-            "stage 1 runs F1 F0, stage 0 F0 F1",
-        ),
-    ],
-)
-def test_a_schedule_that_cannot_run_is_refused_in_words(schedule, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        run_times(schedule)
+# ---- stages ----
 
 
 def test_blocks_are_dealt_to_stages_and_keep_their_names():
@@ -219,8 +181,10 @@ def test_only_activations_are_sent(name):
         cuts = 2 if rank == 1 else 1
         assert sent.pop(NOTE, 0) == (1 if rank < 2 else 0)
         assert sent == {activation: 2 * m * cuts}
-        ops = {r.op for r in run.ledger if r.rank == rank}
-        assert ops == {"send", "recv", "all_gather"}  # the last compares schedules, at the start
+        others = Counter(
+            r.op for r in run.ledger if r.rank == rank and r.op not in ("send", "recv")
+        )
+        assert others == {"all_gather": 2, "all_reduce": 1}  # at the start, to compare schedules
 
 
 class Large(nn.Module):
@@ -241,6 +205,59 @@ def large_messages() -> float:
 
 def test_stages_that_send_to_each_other_at_once_do_not_wait_for_each_other():
     assert list(dz.launch(large_messages, 2)) == [1.0, 1.0]
+
+
+class Waits(Comm):
+    def exchange(self, sends: Any, receives: Any) -> tuple[list[Any], list[Any]]:
+        works = super().exchange(sends, receives)
+        for work in (*works[0], *works[1]):
+            work.wait()
+        return works
+
+
+def one_exchange_after_the_other(world: int) -> None:
+    x = torch.ones(8, 1 << 18)  # 1 MiB a row: nothing is delivered before it is asked for
+    for make in SCHEDULES.values():
+        pipe = dz.Pipeline([Large() for _ in range(world)], make(world, 8), Waits())
+        pipe.step(x, x, lambda out, target: (out + target).mean())
+        assert pipe.stage.gain.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_messages_may_go_one_after_the_other_as_on_a_stream_of_nccl(world):
+    dz.launch(one_exchange_after_the_other, world, args=(world,))
+
+
+def too_far_ahead() -> None:
+    lines = "F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"
+    pipe = dz.Pipeline([Large(), Large()], [read(line) for line in lines], Waits())
+    x = torch.ones(4, 1 << 20)
+    pipe.step(x, x, lambda out, target: (out + target).mean())
+
+
+def test_a_stage_that_runs_further_ahead_may_wait_for_ever_there():
+    with pytest.raises(dz.RankFailed, match="each waits for another of them to move"):
+        dz.launch(too_far_ahead, 2)
+
+
+class Turned(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mT.contiguous().mT  # (B, T, C), with C not the innermost
+
+
+def turned() -> Tensor:
+    torch.manual_seed(0)
+    stages, x = [Turned(3, 3), Turned(3, 3)], torch.arange(24.0).view(4, 2, 3)
+    nn.functional.mse_loss(nn.Sequential(*stages)(x), x).backward()
+    right = stages[dist.get_rank()].weight.grad.clone()
+    pipe = dz.Pipeline(stages, one_f_one_b(2, 2))
+    pipe.zero_grad()
+    pipe.step(x, x, nn.functional.mse_loss)
+    torch.testing.assert_close(pipe.stage.weight.grad, right)
+
+
+def test_an_output_may_lie_in_any_order():
+    dz.launch(turned, 2)
 
 
 # ---- what is refused ----
@@ -275,6 +292,8 @@ def refused(what: str) -> None:
         stages.append(nn.Linear(3, 3))
     elif what == "schedules":
         schedule = (one_f_one_b, gpipe)[dist.get_rank()](2, 2)
+    elif what == "interleaved":
+        stages, schedule = stages * 2, interleaved(2, 2, 2)
     pipe = dz.Pipeline(stages, schedule)
     if what == "mesh":
         dz.parallelize(pipe, torch.optim.SGD, lr=0.1)
@@ -294,7 +313,8 @@ def refused(what: str) -> None:
         ("stages", "3 stages and a schedule for 2, on a group of 2 ranks"),
         ("schedules", "the schedules differ between ranks"),
         ("meta", "is on the meta device and in several stages"),
-        ("mesh", "the mesh has no axis 'pipe'"),
+        ("interleaved", "ScheduleInterleaved1F1B"),
+        ("mesh", "no mesh with an axis 'pipe'"),
         ("names", "two stages have a parameter named weight"),
     ],
 )

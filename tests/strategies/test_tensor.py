@@ -157,7 +157,7 @@ def refused(what: str) -> None:
         ("heads", "1 heads do not divide into 2 ranks"),
         ("dropout", "tensor_parallel with dropout 0.1"),
         ("meta", "not one on the meta device"),
-        ("averaged", "the mesh has no axis 'tensor'"),
+        ("averaged", "no mesh with an axis 'tensor'"),
     ],
 )
 def test_wrong_use_is_refused_in_words(what, words):

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +25,9 @@ from train_state import assert_same, state, write_text
 import ddpz_lite as dz
 from ddpz_lite.cli import main
 from ddpz_lite.data import RankSampler, corpus
-from ddpz_lite.trainer import saving
+from ddpz_lite.strategies import checkpoint
+from ddpz_lite.strategies.checkpoint_background import Saving
+from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
 from ddpz_lite.trainer.interval import best_interval, lost_share
 from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
@@ -218,8 +222,12 @@ def test_a_run_goes_on_at_another_stage_world_and_length(tmp_path, text):
 
 
 def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
-    """Count the calls of the second save; in the third, end when `share` of them have been made."""
-    save, saves, calls, limit = saving.Saver.save, 0, 0, 0.0
+    """Count the calls of the second save; in the third, end when `share` of them have been made.
+
+    In the background they are those of the thread.
+    """
+    where, name = (Saving, "_run") if recipe.save_in_background else (saving.Saver, "save")
+    save, saves, calls, limit = getattr(where, name), 0, 0, 0.0
 
     def count(frame, event, _) -> None:
         nonlocal calls
@@ -234,21 +242,28 @@ def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
         save(self, *args)
         sys.setprofile(None)
 
-    saving.Saver.save = counted
+    setattr(where, name, counted)
     train(recipe)
 
 
 @pytest.mark.slow
-def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text):
+@pytest.mark.parametrize(
+    ("background", "moments"),
+    [(False, 3), (True, 3), pytest.param(False, 8, marks=pytest.mark.extra)],
+)
+def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(
+    tmp_path, text, background, moments
+):
+    """At so many moments of a save: at its begin, in its middle, at its end, or more."""
     recipe = tiny(text, steps=5, save_every=1, dropout=0.1, stage=2)
     undisturbed = replace(recipe, checkpoint=str(tmp_path / "undisturbed"))
     dz.launch(losses, 2, args=(undisturbed,), record=False)
     wanted = state(recipe, tmp_path / "undisturbed" / "step-00000005")
     draw, left_at = random.Random(0), set()
-    for attempt in range(8):
+    for attempt in range(moments):
         folder = tmp_path / str(attempt)
-        killed = replace(recipe, checkpoint=str(folder))
-        share, victim = (attempt + draw.random()) / 8, draw.randrange(2)
+        killed = replace(recipe, checkpoint=str(folder), save_in_background=background)
+        share, victim = (attempt + draw.random()) / moments, draw.randrange(2)
         with pytest.raises(dz.RankFailed) as failure:
             dz.launch(killed_while_saving, 2, args=(killed, victim, share), record=False)
         assert (failure.value.kind, failure.value.rank) == ("killed", victim)
@@ -260,6 +275,88 @@ def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(tmp_path, text):
         assert len(again[0]) == 5 - step
         assert_same(state(recipe, folder / "step-00000005"), wanted)
     assert 2 in left_at
+
+
+# ---- saved in the background ----
+
+
+@pytest.mark.slow
+def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
+    recipe = tiny(text, steps=12, save_every=3, dropout=0.1, lr=0.01, checkpoint=str(tmp_path))
+    recipe = replace(recipe, save_in_background=True)
+    stages = [(0, "fp32"), (2, "fp16"), (3, "bf16")]
+    waits = replace(recipe, save_in_background=False)
+    both = [
+        dz.launch(interrupted, 2, args=(how, stages, str(tmp_path / name)), record=False)[0]
+        for name, how in {"background": recipe, "waits": waits}.items()
+    ]
+    assert both[0] == both[1]
+    for stage, precision in stages:
+        whole, first, again = both[0][stage, precision]
+        assert first == 9 and again == whole[9:]
+        for name in ("step-00000012", "whole-step-00000012"):
+            of_run = f"{stage}-{precision}/{name}"
+            ends = [state(recipe, tmp_path / way / of_run) for way in ("background", "waits")]
+            assert_same(*ends)
+
+
+def copies_while_training(recipe: Recipe) -> list[tuple[bool, int, int]]:
+    """Of each save: whether it was written after one more step; bytes copied; copies held before.
+
+    Every save but the last is held back until a step has been done.
+    """
+    update, write, copy = loop.update, checkpoint._write, checkpoint.Content.copy
+    gate, copies, sizes, before, went_on = threading.Event(), [], [], [], []
+
+    def copied(content: checkpoint.Content) -> checkpoint.Content:
+        before.append(sum(one() is not None for one in copies))
+        own = copy(content)
+        tensors = [getattr(t, "tensor", t) for t in own.tensors.values()]
+        sizes.append(sum(t.nbytes for t in tensors if t.dim()))
+        copies.append(weakref.ref(own))
+        if len(copies) < recipe.steps // recipe.save_every:
+            gate.clear()
+        return own
+
+    def held_back(*args: object) -> None:
+        went_on.append(gate.wait(60))
+        write(*args)
+
+    def stepped(*args: object) -> tuple:
+        found = update(*args)
+        gate.set()
+        return found
+
+    loop.update, checkpoint._write, checkpoint.Content.copy = stepped, held_back, copied
+    train(recipe)
+    loop.update, checkpoint._write, checkpoint.Content.copy = update, write, copy
+    return list(zip(went_on, sizes, before, strict=True))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_save_in_the_background_costs_one_copy_and_no_step(tmp_path, text, stage):
+    recipe = tiny(text, steps=6, save_every=2, stage=stage, checkpoint=str(tmp_path / "runs"))
+    recipe = replace(recipe, save_in_background=True)
+    ranks = dz.launch(copies_while_training, 2, args=(recipe,), record=False)
+    numel = sum(p.numel() for p in build(recipe, corpus(text)).parameters())
+    for saves in zip(*ranks, strict=True):
+        assert all(went_on and held == 0 for went_on, _, held in saves)
+        sizes = [size for _, size, _ in saves]  # of weights and AdamW's two means, in fp32
+        assert sum(sizes) == 12 * numel * (1 if stage else 2)
+    assert len(saving.complete(tmp_path / "runs")) == 2
+
+
+def test_what_goes_wrong_in_the_background_is_told(tmp_path, text):
+    recipe = tiny(text, steps=4, save_every=2, checkpoint=str(tmp_path / "runs"))
+    recipe = replace(recipe, save_in_background=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "step-00000002").write_text("a file, where a folder should be")
+    with pytest.raises(OSError, match="the checkpoint was not saved"):
+        train(recipe)
+    other = replace(recipe, checkpoint=str(tmp_path / "other"), save_every=1, report=4)
+    with pytest.raises(TrainingError, match="diverged"):
+        train(replace(other, lr=1e30, clip=0.0))  # step 1 is being saved
+    assert saving.complete(tmp_path / "other")
 
 
 # ---- what it says ----
@@ -313,6 +410,7 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
+    "--save-in-background": "--save-in-background needs --checkpoint DIR, the folder to save to",
     "--steps 2 --profile anywhere": "--profile begins after 2 steps, and --steps is 2",
     "--text nowhere.txt": "'nowhere.txt'",
     "--context 2000": "needs 2001",

@@ -60,6 +60,13 @@ def different_in_a_group_after_many():
         dist.barrier(group=group)
 
 
+def groups_of_their_own():
+    dist.new_group([dist.get_rank()])
+
+
+DIFFER_THREE_WAYS = (different_shape, different_root, groups_of_their_own)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("fn", "calls"),
@@ -73,6 +80,7 @@ def different_in_a_group_after_many():
         (different_root, ("root 0", "root 1")),
         (different_reduction, ("sum)", "max)")),
         (different_splits, ("sends 3 elements to rank 0", "expects 2 of it")),
+        (groups_of_their_own, ("every rank must make every group", "([0])", "([1])")),
         (different_in_a_group_after_many, (f"call #{3 * RING}", "barrier()", "group (0, 1)")),
     ],
 )
@@ -82,7 +90,7 @@ def test_a_mismatch_names_both_calls_and_both_lines_at_once(fn, calls, size):
     message = str(failed.value)
     assert failed.value.kind == "mismatch", message
     for part in calls:
-        assert part in message or (size == 3 and fn in (different_shape, different_root)), message
+        assert part in message or (size == 3 and fn in DIFFER_THREE_WAYS), message
     lines = [line for line in message.splitlines() if " at test_wire_faults.py:" in line]
     assert len(lines) >= 2 and all("rank" in line for line in lines)
 

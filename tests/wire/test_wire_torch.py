@@ -183,6 +183,30 @@ def test_ddp_moves_two_psi_a_step():
     assert {r.bytes_sent for r in steps} == {2 * (size - 1) * run[0] * 4 // size}
 
 
+def joined(divide_by_initial: bool) -> list[torch.Tensor]:
+    """Uneven inputs: rank r has r + 1 batches; the reducer asks how many ranks take part."""
+    from torch.distributed.algorithms.join import Join
+
+    model = nn.parallel.DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Join([model], divide_by_initial_world_size=divide_by_initial):
+        losses = train(model, optimizer, dist.get_rank() + 1)
+    return losses + state(model)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_handle_that_only_torch_has_kept_is_waited_for(size):
+    """[Note: a handle that only C++ has], in the wire's group."""
+    for divide_by_initial in (False, True):
+        runs = [
+            dz.launch(joined, size, args=(divide_by_initial,), **how)
+            for how in ({"record": False}, {}, {"network": FAST})
+        ]
+        for plain, *others in zip(*runs, strict=True):
+            for other in others:
+                assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+
+
 def dtensor() -> list[float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor

@@ -16,6 +16,7 @@ from ...grade.task import Aspect, Case, Observed, Task
 from ...grade.vocabulary import explain, unchanged, world_name
 from ...wire import Record
 from ...wire.cost import collective
+from .page import CAPSTONE
 
 FORMS = {"": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -112,7 +113,7 @@ def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
         case([0, 1, 0, 1], 480, kind=DEALT),
         case([2, 0, 1, 1, 0, 2], 60, 6, kind=DEALT),
         case([0, 0, 1, 1], 7, 1, kind="uneven"),
-        case([1, 0, 0, 1, 0, 1], 100, kind="uneven", form="float64"),
+        case([4, 2, 2, 4, 2, 4], 100, kind="uneven", form="float64"),
         case([0, 0, 1, 1], 64, kind="uneven", form="bfloat16"),
     ]
 
@@ -579,4 +580,4 @@ LAUNCH_PLAN = Task(
     "for SLURM and for Kubernetes. Their work is to start it on all nodes at once.",
 )
 
-TASKS = [HIERARCHICAL, HALVING, LAUNCH_PLAN]
+TASKS = [HIERARCHICAL, HALVING, LAUNCH_PLAN, CAPSTONE]

@@ -18,4 +18,4 @@ def train():
         if last:
             optimizer.step()
             optimizer.zero_grad()
-    return {"loss": loss.item()}
+    return {"weights": model.module.weight.detach()}

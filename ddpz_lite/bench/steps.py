@@ -84,7 +84,7 @@ class TorchGPT(nn.Module):
             for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, config.vocab_size)
+        self.head = nn.Linear(width, config.vocab_size, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens (B, T) to logits (B, T, V)."""

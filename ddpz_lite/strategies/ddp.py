@@ -30,8 +30,7 @@ class DDP(Replica):
     Args:
         module: the same architecture on every rank; rank 0's values win.
         mesh: a process group or mesh; default: the world.
-        bucket_mb: megabytes (1e6 bytes) of gradients per all-reduce. Smaller starts earlier, larger
-            calls less.
+        bucket_mb: megabytes of gradients per all-reduce. Smaller starts earlier, larger calls less.
         reduce_dtype: in which gradients are summed; default: their own.
         broadcast_buffers: send rank 0's buffers before each forward in training.
         comm_hook: `hook(gradients, comm) -> Handle`, in place of scaling and all-reduce: gradients
@@ -47,7 +46,7 @@ class DDP(Replica):
         module: nn.Module,
         *,
         mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
-        bucket_mb: float = 25.0,
+        bucket_mb: float = 8.0,
         reduce_dtype: torch.dtype | None = None,
         broadcast_buffers: bool = True,
         comm_hook: CommHook | HookPerBucket | None = None,

@@ -90,7 +90,7 @@ def parallelize(
     stage: Stage = 0,
     *,
     mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
-    bucket_mb: float | None = None,
+    bucket_mb: float = 8.0,
     mixed_precision: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     loss_scale: LossScale | None = None,
@@ -119,8 +119,7 @@ def parallelize(
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard); or any
             with an axis named "data", which shards. A model that is cut over other axes, by
             `Pipeline` or `tensor_parallel`, needs the mesh with these too.
-        bucket_mb: megabytes (1e6 bytes) per transition; default: 25 at stage 0, where buckets stay,
-            8 at stages 1 and 2, where they are memory for a moment. Stage 3 has units instead.
+        bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
             copies. fp16 gets a dynamic loss scale, which gradients of stage 0 carry until
             `optimizer.clip_grad_norm_` or `step`. What is changed in parameters, in place or by
@@ -160,7 +159,6 @@ def parallelize(
     groups = _named_groups(module, param_groups)
     loss_scale = _cast(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
-    buckets = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
     options = {"loss_scale": loss_scale, **optimizer_kwargs}
     if row.parameter is Placement.SHARD:
@@ -179,7 +177,7 @@ def parallelize(
         optimizer = ShardsOf(model, _found(module, groups), optimizer_class, comm=comm, **options)
     elif row.optimizer is Placement.SHARD:
         zero = ZeRO2 if row.gradient is Placement.SHARD else ZeRO1
-        options |= {"mesh": comm, "keep": keep, **buckets, **casts}
+        options |= {"mesh": comm, "bucket_mb": bucket_mb, "keep": keep, **casts}
         optimizer = zero(_found(module, groups), optimizer_class, **options)
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
@@ -195,9 +193,9 @@ def parallelize(
         model = DDP(
             module,
             mesh=comm,
+            bucket_mb=bucket_mb,
             reduce_dtype=reduce_dtype,
             broadcast_buffers=broadcast_buffers,
-            **buckets,
         )
     model.attach(optimizer)
     if row.parameter is Placement.REPLICATE:

@@ -171,7 +171,7 @@ class Comm:
         """Shard to Replicate, in place: `full` (n * world,) holds this rank's slice when called."""
         if self.world == 1:
             works = ()
-        elif self._native(full.device):
+        elif self._native(full):
             works = (_all_gather(full, self.shard(full), group=self.group, async_op=True),)
         else:
             works = [
@@ -180,16 +180,8 @@ class Comm:
             ]
         return Handle(works, lambda: full)
 
-    def order(self, device: torch.device) -> list[int]:
-        """In `rows` of a reduce-scatter, row i goes to rank order[i].
-
-        On gloo this rank's own row is the last, behind those that are sent: so nothing copies it.
-        """
-        ranks = list(range(self.world))
-        return ranks if self._native(device) else [r for r in ranks if r != self.rank] + [self.rank]
-
     def reduce_scatter(self, rows: Tensor, dtype: torch.dtype) -> Handle:
-        """Partial to Shard: `rows` (world, n) in the order of `order`. Result: the mean (n,).
+        """Partial to Shard: row r of `rows` (world, n) goes to rank r. Result: their mean (n,).
 
         The mean is over replicas too, unless they cut the shard: then `across` takes it later.
 
@@ -198,18 +190,13 @@ class Comm:
         ranks, so it does not depend on how parameters are laid out.
         """
         if self.world == 1:
-            return self._mean((), rows[:1], dtype)
-        if self._native(rows.device):
+            return self._mean((), lambda: rows[0].to(dtype))
+        if self._native(rows):
             out = rows.new_empty(rows.shape[1])  # (n,)
             work = _reduce_scatter(out, rows.view(-1), group=self.group, async_op=True)
-            return self._mean((work,), [out], dtype)
-        received = torch.empty_like(rows[:-1])  # (world - 1, n), in order of rank
-        counts = [int(r != self.rank) for r in range(self.world)]  # rows for each rank, and from it
-        work = dist.all_to_all_single(
-            received, rows[:-1], counts, counts, group=self.group, async_op=True
-        )
-        parts = [*received[: self.rank], rows[-1], *received[self.rank :]]
-        return self._mean((work,), parts, dtype)
+            return self._mean((work,), lambda: out.to(dtype))
+        received = self.all_to_all(rows)  # (world, n): row r is rank r's part of our slice
+        return self._mean((received,), lambda: _sum(received.wait(), dtype))
 
     def all_to_all(self, rows: Tensor) -> Handle:
         """Row r of `rows` (world, n) goes to rank r. Result (world, n): row r comes from rank r."""
@@ -315,16 +302,14 @@ class Comm:
 
     # -- which collective serves
 
-    def _native(self, device: torch.device) -> bool:
-        return device.type == "cuda" and backend_of(dist.get_backend(self.group), "cuda") != "gloo"
+    def _native(self, tensor: Tensor) -> bool:
+        return tensor.is_cuda and backend_of(dist.get_backend(self.group), "cuda") != "gloo"
 
-    def _mean(self, works: Sequence[Any], parts: Sequence[Tensor], dtype: torch.dtype) -> Handle:
-        """When the works are done: the mean of the parts, each (n,), and of those of replicas."""
+    def _mean(self, works: Sequence[Any], total: Callable[[], Tensor]) -> Handle:
         cut = self.across.world > 1  # then `across` sums, and divides, for itself
-        ranks = self.world if cut else self.size
 
         def finish() -> Tensor:
-            result = _sum(parts, dtype)
+            result, ranks = total(), self.world if cut else self.size
             result = result if cut else self._over_replicas(result)
             return result.div_(ranks) if ranks > 1 else result
 
@@ -336,13 +321,11 @@ class Comm:
         return tensor
 
 
-def _sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum in `dtype`, one after the other: half the time of `torch.sum` over rows."""
-    if len(parts) == 1:
-        return parts[0].to(dtype)
-    total = parts[0].to(dtype) + parts[1]  # (n,), of its own: a view would keep all rows
-    for part in parts[2:]:
-        total.add_(part)
+def _sum(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """(world, n) to (n,): the sum in `dtype`, row by row: half the time of `torch.sum(rows, 0)`."""
+    total = rows[0].to(dtype) + rows[1]  # (n,), of its own: a view would keep all rows
+    for row in rows[2:]:
+        total.add_(row)
     return total
 
 

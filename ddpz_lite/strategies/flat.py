@@ -4,7 +4,7 @@
     held    (padded // world,)   this rank's slice of `full`
     shard   (padded // shards,)  what it steps on, in the dtype of the optimizer (the master copy)
     piece   (0 .. numel,)        what of one parameter lies in the shard: a view, possibly empty
-    rows    (world, held + f)    gradients on their way: a row for each rank, f flags at its end
+    rows    (world, held + f)    gradients on their way: row r is for rank r, f flags at its end
     partial (held + f,)          gradients that wait for the step, reduced inside and not yet across
 
 `full` is whole (ZeRO-1, ZeRO-2) or is allocated for a while and freed again (ZeRO-3). A piece is an
@@ -81,19 +81,15 @@ class Layout:
         first = min(max(left, start), stop)
         return first - start, max(first, min(left + self.shard_numel, stop)) - start
 
-    @cached_property
-    def spans(self) -> list[slice]:
-        """Where in this rank's shard each tensor's part lies; empty if it lies elsewhere."""
-        base, found = self.rank * self.shard_numel, []
+    def pieces(self, shard: Tensor) -> list[Tensor]:
+        """shard (shard_numel,) or longer: a 1-D view per tensor, empty if it lies elsewhere."""
+        base = self.rank * self.shard_numel
+        views = []
         for index, offset in enumerate(self.offsets[:-1]):
             first, last = self.owned(index)
             at = max(offset + first - base, 0)
-            found.append(slice(at, at + last - first))
-        return found
-
-    def pieces(self, shard: Tensor) -> list[Tensor]:
-        """shard (shard_numel,) or longer: a 1-D view per tensor, empty if it lies elsewhere."""
-        return [shard[span] for span in self.spans]
+            views.append(shard[at : at + last - first])
+        return views
 
     def segments(self, start: int, stop: int, rows: int) -> list[tuple[int, slice, slice]]:
         """The flat range start:stop of `padded` elements, laid in so many rows.
@@ -177,13 +173,6 @@ class Flat:
             mark(piece, like=param)
         for index, piece in enumerate(self.pieces if kind is Waiting else ()):
             piece.place = (self, index)
-        rows = {rank: row for row, rank in enumerate(comm.order(first.device))}
-        ends = [*self.layout.offsets, self.layout.padded]  # the last segments are the padding
-        self._segments = [
-            [(rows[r], *where) for r, *where in self.layout.segments(start, stop, comm.world)]
-            for start, stop in pairwise(ends)
-        ]
-        self._own_row = rows[comm.rank]
         self._rows: Tensor | None = None  # (world, padded // world + len(params))
         self.partial: Tensor | None = None  # (padded // world + len(params),)
         self._missed = False  # whether a gradient that `partial` should hold was missing here
@@ -298,7 +287,9 @@ class Flat:
                 f"a gradient is {grad.layout}; only dense gradients can be laid flat. Cure: build "
                 "the embedding with sparse=False."
             )
-        rows, segments = self._open_rows(), self._segments[index]
+        start, stop = self.layout.offsets[index : index + 2]
+        segments = self.layout.segments(start, stop, self.comm.world)
+        rows = self._open_rows()
         if len(segments) == 1:
             row, columns, _ = segments[0]
             rows[row, columns].view(grad.shape).copy_(grad)
@@ -313,11 +304,11 @@ class Flat:
             self._rows = torch.empty(
                 self.comm.world, width, dtype=self.reduce_dtype, device=self.full.device
             )
-            self._clear(len(self.params))
+            self._clear(self.layout.offsets[-1], self.layout.padded)
         return self._rows
 
-    def _clear(self, index: int) -> None:
-        for row, columns, _ in self._segments[index]:
+    def _clear(self, start: int, stop: int) -> None:
+        for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
             self._rows[row, columns].zero_()
 
     def reduce(self) -> None:
@@ -326,7 +317,7 @@ class Flat:
         missing = set(range(count)) - self.collected
         rows[:, -count:] = 1
         for index in sorted(missing):
-            self._clear(index)
+            self._clear(self.layout.offsets[index], self.layout.offsets[index + 1])
             rows[:, index - count] = 0
         handle = self.comm.reduce_scatter(rows, self.shard.dtype)
         self._rows, self.collected = None, set()
@@ -350,7 +341,6 @@ class Flat:
             return
         ranks, flags = self.comm.across.world, self.partial[-len(self.params) :]
         rows = self.partial[: -len(self.params)].view(ranks, -1)  # (ranks, shard_numel)
-        rows = rows[self.comm.across.order(rows.device)]
         rows = torch.cat([rows, flags.expand(ranks, -1)], 1).to(self.reduce_dtype)
         self._reduce = self.comm.across.reduce_scatter(rows, self.shard.dtype), self._missed
         self.partial, self._missed = None, False
@@ -358,8 +348,9 @@ class Flat:
     def drop(self, index: int) -> None:
         """Forget what waits of the gradient of parameter `index`."""
         if self.partial is not None:
-            for row, columns, _ in self._segments[index]:
-                if row == self._own_row:
+            start, stop = self.layout.offsets[index : index + 2]
+            for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
+                if row == self.comm.rank:
                     self.partial[columns].zero_()
             self.partial[index - len(self.params)], self._missed = 0, True
 

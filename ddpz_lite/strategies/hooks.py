@@ -55,7 +55,7 @@ class Rounded:
         return self._reduce
 
     def _reduce(self, gradients: Tensor, comm: Comm) -> Handle:
-        rows = _rows(gradients, comm.world).to(self.dtype)[comm.order(gradients.device)]
+        rows = _rows(gradients, comm.world).to(self.dtype)  # (world, n)
         part = comm.reduce_scatter(rows, torch.float32)
 
         def finish() -> Tensor:

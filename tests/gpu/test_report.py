@@ -90,7 +90,7 @@ def test_memory_is_the_rank_farthest_from_the_formula(monkeypatch):
 
     def launch(fn, ranks, **more):
         held = [2048, round(2048 * 1.03)]
-        return [{n: measuring._Trained([], b) for n in measuring.bench.OURS} for b in held]
+        return [{n: measuring._Trained([], b) for n in measuring.steps.OURS} for b in held]
 
     monkeypatch.setattr(measuring, "launch", launch)
     ddp, *others = measuring.memory(measuring.TINY.gpt, None, 2)
@@ -131,7 +131,7 @@ def test_what_is_left_of_the_rehearsal_runs():
     (pair,) = kinds["peers"]()
     assert pair.what == "ZeRO-3 / FSDP2" and min(pair.values.values()) > 0
     for figures in (kinds["memory"](), kinds["bf16"]()):
-        assert [figure.what for figure in figures] == list(measuring.bench.OURS)
+        assert [figure.what for figure in figures] == list(measuring.steps.OURS)
         if not torch.cuda.is_available():
             assert all(list(figure.values.values())[-1] is None for figure in figures)
 

@@ -496,7 +496,8 @@ GUIDE: dict[int, Bug] = {
     ),
     16: Bug(
         title="Two ranks, and no epoch is shorter",
-        symptom="The loss goes down as it should. An epoch has as many samples a rank as alone.",
+        symptom="The loss goes down as it should. On each rank an epoch has as many samples as on "
+        "one alone.",
         answers=(
             wrong("line 10: all ranks have one seed in the data", "One order for all: needed."),
             right(

@@ -70,8 +70,12 @@ class Start:
 
 
 def start(ranks: int) -> Start:
-    """Measure it in a fresh process."""
-    program = f"from ddpz_lite.bench import felt; felt.tell_start({ranks})"
+    """Measure it in a fresh process that imports torch and the library, as a notebook does.
+
+    sys.ps1 says that it is a prompt, where importing the library starts the fork server.
+    """
+    program = "import sys; sys.ps1 = '>>> '; import ddpz_lite, torch; "
+    program += f"from ddpz_lite.bench import felt; felt.tell_start({ranks})"
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -84,17 +85,19 @@ def start(ranks: int) -> Start:
 
 def tell_start(ranks: int) -> None:
     """Print how ranks start, as JSON."""
-    before = usage.memory(os.getpid(), enough=0)
     first = timed(lambda: launch(_nothing, ranks))
     later = statistics.median(timed(lambda: launch(_nothing, ranks)) for _ in range(LAUNCHES))
-    held = max(launch(_held, ranks, args=(os.getpid(),))) - before
+    held = max(launch(_held, ranks, args=(os.getpid(),)))
     print(json.dumps(asdict(Start(first, later, held))))
 
 
 def _held(kernel: int) -> int:
-    """On rank 0 the bytes of the whole family of process `kernel`, while all ranks are there."""
+    """On rank 0 the bytes of all that process `kernel` has started, while all ranks are there."""
     dist.barrier()
-    held = 0 if dist.get_rank() else usage.memory(kernel, enough=0)
+    held = 0
+    if dist.get_rank() == 0 and sys.platform == "linux":
+        alone = psutil.Process(kernel).memory_full_info().pss
+        held = usage.memory(kernel, enough=0) - alone  # a shared page counts in parts
     dist.barrier()
     return held
 

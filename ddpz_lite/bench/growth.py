@@ -30,6 +30,7 @@ MILLIONS = (1, 3, 10, 30, 100, 300)
 SUBMISSIONS = (10, 30, 100, 300, 1000)
 RECORDS = (100, 1_000, 10_000, 100_000, 1_000_000)  # of two ranks together
 TASK = "08.state_bytes"  # its check starts no ranks: what is left is the class
+LONG = 1800.0  # seconds for the calls of a large ledger
 TURNS = 3  # steps of which the median is taken, after one that does not count
 
 
@@ -78,7 +79,7 @@ def records(sizes: Sequence[int] = RECORDS) -> Rows:
 
     for number in sizes:
         began = time.perf_counter()
-        run = launch(_calls, 2, args=(number // 2,))
+        run = launch(_calls, 2, args=(number // 2,), timeout=LONG)
         job = time.perf_counter() - began
         summed = felt.timed(run.bytes_sent)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -94,7 +95,7 @@ def hang_report(calls: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "noted")
         try:
-            launch(_hangs, 2, args=(calls, str(note)))
+            launch(_hangs, 2, args=(calls, str(note)), timeout=LONG)
         except RankFailed:
             return time.time() - float(note.read_text())
     raise RuntimeError("bench: a job that hangs ended well")

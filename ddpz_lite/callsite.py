@@ -101,8 +101,7 @@ def of_thread(ident: int) -> str | None:
 
     [Note: no garbage is collected meanwhile] CPython makes the object of a frame when one asks for
     it, and may collect garbage to make it. What is collected may give way to the thread whose frame
-    that is (a tensor does); it returns from the frame, and the new object writes over its stack: a
-    crash, seen about once in thirty jobs of many backward passes.
+    that is (a tensor does); it returns from the frame, and the new object writes over its stack.
     """
     with looking:
         collects = gc.isenabled()

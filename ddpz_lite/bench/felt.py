@@ -243,7 +243,7 @@ def _pages(asked: Asked) -> Iterator[Row]:
 
 
 def opening(notebook: Path, browser: str) -> float:
-    """Seconds until JupyterLab, opened at this notebook, shows its last cells' code, or its first.
+    """Seconds until JupyterLab, opened at this notebook, shows its first cell of code.
 
     The browser has opened JupyterLab before, so its scripts are in the cache.
     """

@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,15 +33,6 @@ LONG = 1800.0  # seconds for the calls of a large ledger
 TURNS = 3  # steps of which the median is taken, after one that does not count
 
 
-@dataclass(frozen=True)
-class Growth:
-    """A table: sizes in the first column, and what was measured in the others."""
-
-    of: str  # "ranks"
-    head: tuple[str, ...]
-    rows: tuple[tuple[float, ...], ...]
-
-
 Rows = Iterator[tuple[float, ...]]
 
 
@@ -51,7 +41,7 @@ def ranks(sizes: Sequence[int] = RANKS) -> Rows:
     config = steps.about(1e6)
     for world in sizes:
         started = felt.start(world)
-        walls = [max(launch(_step_seconds, world, args=(config, s), record=False)) for s in (0, 3)]
+        walls = [max(launch(_steps, world, args=(config, s), record=False)) for s in (0, 3)]
         yield world, started.first, started.later, started.held / 1e6, *(1e3 * w for w in walls)
 
 
@@ -122,37 +112,29 @@ MEASURES: dict[str, tuple[Callable[..., Rows], tuple[str, ...]]] = {
 }
 
 
-def measure(of: str, rows: Rows) -> Growth:
-    """All rows of a table; of: a key of MEASURES."""
-    return Growth(of, MEASURES[of][1], tuple(rows))
-
-
-def figure(growth: Growth) -> bytes:
-    """A PNG: each column as a factor of its first value, and proportional growth, dashed."""
-    from ..show import figure, house_style, look
+def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
+    """A PNG of rows of the table `of`: each column over its first value; dashed: in proportion."""
+    from ..show import canvas, house_style, look
     from ..show.page import png
     from ..show.style import SERIES
 
-    sizes = [row[0] for row in growth.rows]
-    fig, axes = figure(height=3.2)
+    head = MEASURES[of][1]
+    sizes = [row[0] for row in rows]
+    fig, axes = canvas.figure(height=3.2)
     with house_style():
-        for index, name in enumerate(growth.head[1:]):
-            values = [row[1 + index] for row in growth.rows]
+        for index, name in enumerate(head[1:]):
+            values = [row[1 + index] for row in rows]
             style = SERIES[index % len(SERIES)]
             factors = [value / values[0] for value in values]
             axes.plot(sizes, factors, label=name, color=style.color, marker=style.marker)
         proportional = [size / sizes[0] for size in sizes]
         axes.plot(sizes, proportional, "--", color=look("idle").edge, label="in proportion")
-        axes.set(xscale="log", yscale="log", xlabel=growth.head[0], ylabel="times the first")
+        axes.set(xscale="log", yscale="log", xlabel=head[0], ylabel="times the first")
         axes.legend(fontsize=8)
     return png(fig)
 
 
 # ---- on a rank ----
-
-
-def _step_seconds(config: object, stage: int) -> float:
-    return _steps(config, stage)
 
 
 def _peak(config: object, stage: int) -> tuple[float, int]:

@@ -107,7 +107,7 @@ def _growth(options: argparse.Namespace) -> int:
             rows.append(row)
         if options.figures:
             path = Path(options.figures, f"growth-{of}.png")
-            path.write_bytes(growth.figure(growth.measure(of, iter(rows))))
+            path.write_bytes(growth.figure(of, rows))
             print(f"figure: {path}")
         print()
     return 0

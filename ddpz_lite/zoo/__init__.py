@@ -12,7 +12,6 @@ import difflib
 import html
 import linecache
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -22,7 +21,7 @@ from ddpz_lite.show.page import emit, prose
 from ddpz_lite.show.quizzes import ask, quiz
 from ddpz_lite.zoo.guide import GUIDE, TOOLS, Bug, returned
 
-__all__ = ["GUIDE", "Bug", "beside", "run", "seen", "source", "table", "visit"]
+__all__ = ["GUIDE", "Bug", "beside", "run", "seen", "source", "visit"]
 
 
 def source(number: int, *, mended: bool = False) -> str:
@@ -92,12 +91,6 @@ def visit(number: int) -> None:
         ),
         f"The cure:\n{cure}\n{bug.lesson} Found by: {bug.found_by}.\n{bug.thread}: {bug.met}",
     )
-
-
-def table() -> list[Sequence[Any]]:
-    """Number, title, thread and what finds it, of all bugs; the first row is the header."""
-    rows: list[Sequence[Any]] = [("bug", "what was seen", "thread", "found by")]
-    return rows + [(n, bug.title, bug.thread, bug.found_by) for n, bug in GUIDE.items()]
 
 
 def on_rank(name: str, text: str) -> Any:

@@ -63,7 +63,7 @@ def train(stage, half, batch):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 def test_the_peak_is_that_of_a_measured_step(world, stage, half):
-    """Four ranks are `extra`: lesson 08 asserts the same of them, of all stages."""
+    """Four ranks are `extra`: lesson 08 asserts each stage there, in one precision."""
     batch = 32
     params, peak = dz.launch(train, world, args=(stage, half, batch))[0]
     shape = Shape(params, LAYERS, WIDTH, vocabulary=256)

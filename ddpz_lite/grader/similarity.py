@@ -9,10 +9,10 @@ number stands beside what is usual for its task.
 from __future__ import annotations
 
 import ast
-import itertools
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from .batch import Terms
 from .exercise import Pristine
@@ -23,6 +23,7 @@ WIDTH = 6  # nodes of the tree in one piece
 LEAST = 40  # pieces: a shorter answer says nothing
 ALIKE = 0.9  # from here on a pair is listed
 LISTED = 200  # pairs
+BLOCK = 4096  # pieces that are counted at once: 32 MB for 1,000 answers
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def pairs(
     """
     found: list[Pair] = []
     common: dict[str, float] = {}
-    answers: dict[str, dict[str, frozenset]] = {}
+    answers: dict[str, dict[str, frozenset[int]]] = {}
     for submission in submissions:
         tasks = exercises[submission.lesson].answers
         for name, source in dict(submission.answers).items():
@@ -52,27 +53,45 @@ def pairs(
             if len(cut) >= LEAST:
                 answers.setdefault(tasks[name], {})[submission.student] = cut
     for task, by_student in answers.items():
-        scores = {
-            (a, b): len(by_student[a] & by_student[b]) / len(by_student[a] | by_student[b])
-            for a, b in itertools.combinations(sorted(by_student), 2)
-        }
-        usual = statistics.median(scores.values()) if scores else 0.0
+        students = sorted(by_student)
+        first, second = torch.triu_indices(len(students), len(students), 1)
+        scores = alike([by_student[student] for student in students])[first, second]
+        usual = scores.median().item() if len(scores) else 0.0
         if usual >= ALIKE and len(scores) > 1:
             common[task] = usual
             continue
-        alike = {two: score for two, score in scores.items() if score >= ALIKE}
-        found += [Pair(task, *two, score, usual) for two, score in alike.items()]
+        for n in (scores >= ALIKE).nonzero().flatten():
+            two = students[first[n]], students[second[n]]
+            found.append(Pair(task, *two, scores[n].item(), usual))
     found.sort(key=lambda pair: (-pair.alike, pair.task, pair.first))
     return found[:LISTED], common
 
 
-def pieces(source: str) -> frozenset:
-    """The runs of WIDTH nodes of an answer's tree; none for what does not parse."""
+def alike(cuts: Sequence[frozenset[int]]) -> torch.Tensor:
+    """Shared pieces of all pieces, for each two of n answers: (n, n), fp64.
+
+    A row of zeros and ones for each answer: what two share is a product of matrices, which 1,000
+    students wait less for than for half a million intersections.
+    """
+    sizes = torch.tensor([len(cut) for cut in cuts], dtype=torch.float64)
+    every = sorted(frozenset().union(*cuts))
+    shared = torch.zeros(len(cuts), len(cuts), dtype=torch.float64)
+    for start in range(0, len(every), BLOCK):
+        column = {piece: i for i, piece in enumerate(every[start : start + BLOCK])}
+        held = torch.zeros(len(cuts), len(column), dtype=torch.float64)
+        for row, cut in zip(held, cuts, strict=True):
+            row[[column[piece] for piece in cut & column.keys()]] = 1.0
+        shared += held @ held.T
+    return shared / (sizes[:, None] + sizes - shared)
+
+
+def pieces(source: str) -> frozenset[int]:
+    """The runs of WIDTH nodes of an answer's tree, as hashes; none for what does not parse."""
     try:
         nodes = list(_nodes(ast.parse(source), {}))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
-    return frozenset(tuple(nodes[i : i + WIDTH]) for i in range(len(nodes) - WIDTH + 1))
+    return frozenset(hash(tuple(nodes[i : i + WIDTH])) for i in range(len(nodes) - WIDTH + 1))
 
 
 def _nodes(tree: ast.AST, names: dict[str, str]) -> Iterator[str]:

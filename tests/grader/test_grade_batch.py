@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 import threading
 import time
@@ -472,6 +473,14 @@ def test_a_renamed_copy_is_alike_and_another_way_is_not(exercise):
     text = similarity.report(found, common, TERMS)
     assert "not a verdict" in text and "| ada | bob |" in text and "0\\.1\\.0\\+test" in text
     assert "No pair of answers stands out" in similarity.report([], {}, TERMS)
+
+
+def test_how_alike_two_are_is_what_they_share_of_all_they_have(monkeypatch):
+    monkeypatch.setattr(similarity, "BLOCK", 7)  # the last block is not full
+    rng = random.Random(0)
+    cuts = [frozenset(rng.sample(range(60), rng.randint(1, 40))) for _ in range(9)]
+    expected = [[len(a & b) / len(a | b) for b in cuts] for a in cuts]
+    assert similarity.alike(cuts).tolist() == expected
 
 
 def test_where_all_answers_are_alike_the_task_is_named_and_nobody_listed(exercise):

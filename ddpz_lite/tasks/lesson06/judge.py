@@ -385,7 +385,11 @@ def _local_cases(rng: torch.Generator) -> list[Case]:
     other = {"shape": (2, 5), "dtype": torch.float64}
     return [
         case(3, "7 steps, every 4, two micro-batches", run(4, 7, 2)),
-        case(2, "every step, then 5 steps and every 3", run(1, 3), run(3, 5, **other)),
+        case(
+            2,
+            "every step, then 3 steps and every 2, then 5 and every 3",
+            *(run(1, 3), run(2, 3), run(3, 5, **other)),
+        ),
         case(4, "3 steps, every 5, unequal numbers of micro-batches", run(5, 3, 1, uneven=True)),
         case(1, "6 steps, every 2", run(2, 6)),
         case(3, "momentum, 8 steps, every 3", run(3, 8, momentum=0.9), kind="momentum"),

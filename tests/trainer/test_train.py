@@ -322,7 +322,7 @@ def copies_while_training(recipe: Recipe) -> list[tuple[bool, int, int]]:
         went_on.append(gate.wait(60))
         write(*args)
 
-    def stepped(*args: object) -> tuple:
+    def stepped(*args: object) -> torch.Tensor | None:
         found = update(*args)
         gate.set()
         return found
@@ -410,6 +410,9 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
+    "--survive --stage 1": "what only the dead rank held would be lost. Cure: --stage 0 alone; or",
+    "--survive --mesh 2x1x1": "here it is in shards",
+    "--survive --checkpoint anywhere --save-in-background": "do not go together",
     "--save-in-background": "--save-in-background needs --checkpoint DIR, the folder to save to",
     "--steps 2 --profile anywhere": "--profile begins after 2 steps, and --steps is 2",
     "--text nowhere.txt": "'nowhere.txt'",

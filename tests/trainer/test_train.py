@@ -77,15 +77,13 @@ def dealt(recipe: Recipe, resume_after: int) -> list[tuple]:
     """Two epochs of micro-batches: (first bytes of the windows that count, dealt to all)."""
     text = corpus(recipe.text)
     batches = Batches(text, "train", recipe, torch.device("cpu"))
-    stream, out, state = iter(batches), [], None
+    stream, out = iter(batches), []
     length = len(batches.windows)
     while sum(n for _, n in out) < 2 * length:
         if len(out) == resume_after:
-            state = [batches.sampler.state_dict()]
-            if dist.is_initialized():
-                dist.broadcast_object_list(state)  # a checkpoint holds rank 0's
+            state = batches.state_dict()  # of any rank: they are the same
             batches = Batches(text, "train", recipe, torch.device("cpu"))
-            batches.sampler.load_state_dict(state[0])
+            batches.load_state_dict(state)
             stream = iter(batches)
         batch = next(stream)
         windows = [tuple(w) for w in batch.inputs.tolist()]

@@ -102,6 +102,13 @@ def check(recipe: Recipe) -> None:
         Path(recipe.profile).mkdir(parents=True, exist_ok=True)
     if recipe.checkpoint:
         Path(recipe.checkpoint).mkdir(parents=True, exist_ok=True)
+        try:
+            tempfile.TemporaryFile(dir=recipe.checkpoint).close()
+        except OSError as error:
+            raise OSError(
+                f"{recipe.checkpoint} cannot be written to: {error.strerror}. Cure: another "
+                "--checkpoint folder, or room and rights in this one."
+            ) from error
         found = complete(recipe.checkpoint)
         if found and not recipe.resume:
             raise ValueError(

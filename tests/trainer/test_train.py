@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from dataclasses import fields, replace
@@ -454,6 +456,17 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
 def test_a_checkpoint_folder_that_is_a_file_is_one_line(text, capsys):
     assert main([*words(tiny(text, checkpoint=text))]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_checkpoint_folder_without_rights_is_one_line(tmp_path, text, capsys, monkeypatch):
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)  # root may write anywhere
+    assert main([*words(tiny(text, checkpoint=str(tmp_path / "runs")))]) == 2
+    error = capsys.readouterr().err
+    assert "runs cannot be written to: Permission denied. Cure: another --checkpoint" in error
+    assert error.count("\n") == 1
 
 
 # ---- TensorBoard ----

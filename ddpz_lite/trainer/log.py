@@ -85,8 +85,8 @@ class Log:
         self.pending.clear()
         self._open(done)
         self.say(
-            f"step {done}/{self.recipe.steps}  {comm.world} rank{'s' * (comm.world > 1)} left to go "
-            f"on, with {self.tokens:,} tokens a step"
+            f"step {done}/{self.recipe.steps}  {comm.world} rank{'s' * (comm.world > 1)} left to "
+            f"go on, with {self.tokens:,} tokens a step"
         )
 
     def add(self, step: int, loss: Tensor) -> None:

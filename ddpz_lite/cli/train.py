@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from dataclasses import fields
 from math import prod
 from pathlib import Path
@@ -19,16 +20,20 @@ from ddpz_lite.trainer.recipe import Recipe, flag_of, mesh_shape, steps_or_auto
 
 RANKS = 2  # where torchrun has not decided
 LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
+APART = 60.0  # seconds that ranks may be from each other when one has died
 METAVARS = {int: "N", float: "X", str: "PATH", steps_or_auto: "N|auto", mesh_shape: "DxPxT"}
 EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
           ddpz train --mesh 2x2x2 --stage 1 --accumulate 4 --batch 2
+          ddpz train --ranks 3 --survive
           ddpz train --stage 3 --checkpoint runs/a --save-every 50 --resume
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite.cli train \\
               --stage 3 --checkpoint runs/a --save-every auto --resume
 
-The last two go on from the newest good checkpoint, bit for bit, whatever killed them.
+With --survive the ranks that are left go on when one dies: an update that nobody had done is dealt
+again, to fewer. The last two go on from the newest good checkpoint, bit for bit, whatever killed
+them.
 """
 
 
@@ -66,6 +71,11 @@ def run(options: argparse.Namespace) -> int:
             check(recipe)
         except (ValueError, OSError, ModuleNotFoundError) as error:
             raise UserError(str(error)) from error
+        if joins and recipe.survive:
+            raise UserError(
+                "--survive is for ranks that this command starts; torchrun ends all with the "
+                "first. Cure: without torchrun, or --checkpoint DIR --resume and its --max-restarts"
+            )
         return join(recipe) if joins else start(recipe, options.ranks)
     except UserError:
         if joins and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -92,6 +102,13 @@ def check(recipe: Recipe) -> None:
         Path(recipe.profile).mkdir(parents=True, exist_ok=True)
     if recipe.checkpoint:
         Path(recipe.checkpoint).mkdir(parents=True, exist_ok=True)
+        try:
+            tempfile.TemporaryFile(dir=recipe.checkpoint).close()
+        except OSError as error:
+            raise OSError(
+                f"{recipe.checkpoint} cannot be written to: {error.strerror}. Cure: another "
+                "--checkpoint folder, or room and rights in this one."
+            ) from error
         found = complete(recipe.checkpoint)
         if found and not recipe.resume:
             raise ValueError(
@@ -111,14 +128,19 @@ def start(recipe: Recipe, ranks: int | None) -> int:
     if not 1 <= ranks <= 64:
         raise UserError(f"--ranks takes 1 to 64, not {ranks}; for more machines, torchrun.")
     try:
-        job = dz.launch(train_or_problem, ranks, args=(recipe,), timeout=LONGEST, record=False)
+        if recipe.survive:
+            with tempfile.TemporaryDirectory(prefix="ddpz-") as folder:
+                args, how = (recipe, f"{folder}/store"), {"record": False, "survivors": True}
+                job = dz.launch(survive, ranks, args=args, timeout=LONGEST, **how)
+        else:
+            job = dz.launch(train_or_problem, ranks, args=(recipe,), timeout=LONGEST, record=False)
     except dz.RankFailed as error:
         print(f"ddpz train: {error}", file=sys.stderr)
         if recipe.checkpoint:
             print("The same command with --resume goes on from the last save.", file=sys.stderr)
         return 1
-    if job[0] is not None:
-        raise UserError(job[0])
+    if problem := next(filter(None, job), None):
+        raise UserError(problem)
     return 0
 
 
@@ -190,13 +212,24 @@ def unconnected(error: RuntimeError) -> str:
     )
 
 
-def train_or_problem(recipe: Recipe) -> str | None:
+def survive(recipe: Recipe, store: str) -> str | None:
+    """What each rank runs that may outlive another; `store` is a file by which they meet."""
+    import torch.distributed as dist
+
+    from ddpz_lite.trainer.survivors import Survivors
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    team = Survivors(dist.FileStore(store, world_size), rank, world_size, wait=APART)
+    return train_or_problem(recipe, team)
+
+
+def train_or_problem(recipe: Recipe, team: Any = None) -> str | None:
     """What each rank runs. A problem that all ranks found alike comes back as its sentence."""
     from ddpz_lite.trainer.loop import train
     from ddpz_lite.trainer.saving import TrainingError
 
     try:
-        train(recipe)
+        train(recipe, team)
     except TrainingError as error:
         return str(error)
     return None

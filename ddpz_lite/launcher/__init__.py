@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .. import callsite
@@ -54,6 +55,7 @@ def launch(
     network: Any = None,
     record: bool = True,
     output: str = "stream",
+    survivors: bool = False,
 ) -> Run:
     """Run `fn(*args, **kwargs)` on `world_size` processes, joined in one process group.
 
@@ -66,6 +68,8 @@ def launch(
     network   a `Network`, to make the links between ranks slower on purpose
     record    keep the ledger; False runs on the plain backend
     output    "stream" prints what ranks print as it comes, "by_rank" at the end, rank 0 first
+    survivors True: the death of a rank is printed, and does not end the others; `run[r]` is None
+              for it. The ranks are in no group: `Survivors` forms one. Needs record=False
 
     Returns a `Run`. Raises RankFailed when a rank fails or the job hangs, CannotSend when the
     function cannot travel, ValueError or TypeError for arguments that make no sense. In every case
@@ -73,10 +77,12 @@ def launch(
     """
     kwargs = {} if kwargs is None else kwargs
     world_size = _check(fn, world_size, args, kwargs, timeout, backend, network, record, output)
+    _check_survivors(survivors, record)
     try:
         call = pack_call(fn, tuple(args), dict(kwargs))
         SERVER.warm()  # it imports torch while this process does
         orders = _orders(call, world_size, backend, network, record, float(timeout))
+        orders = replace(orders, survivors=bool(survivors))
         return _run(orders, Printer(world_size, output))
     except RankFailed as error:
         raise error.with_traceback(None) from error.__cause__  # see the note below
@@ -212,6 +218,13 @@ def _check_network(network: Any, record: bool) -> None:
     if not record:
         raise ValueError(
             "launch: network needs record=True: the recording backend is what slows the links"
+        )
+
+
+def _check_survivors(survivors: Any, record: bool) -> None:
+    if survivors and record:
+        raise ValueError(
+            "launch: survivors needs record=False: what is recorded is the group that launch forms"
         )
 
 

@@ -26,14 +26,17 @@ class Hearing:
     """The loop, and what it has heard so far.
 
     results: pickled, by rank. histories: (records, spans) by rank. started: the processes `pids`
-    exist and wait for their orders. over: all of them are gone. killed: by us.
+    exist and wait for their orders. over: all of them are gone. killed: by us. lost: ranks that
+    have died where survivors may go on.
     """
 
-    def __init__(self, world_size: int, printer: Printer, folder: Folder):
+    def __init__(self, world_size: int, printer: Printer, folder: Folder, survivors: bool = False):
         self.world_size, self.printer, self.folder = world_size, printer, folder
         self.results: dict[int, bytes] = {}
         self.histories: dict[int, tuple[list, list]] = {}
         self.failures: list[Failure] = []
+        self.lost: list[Failure] = []
+        self.survivors = survivors
         self.started = self.over = self.killed = False
         self.pids: list[int] = []
         self._selector = selectors.DefaultSelector()
@@ -63,12 +66,12 @@ class Hearing:
                 watch()
 
     def all_returned(self) -> bool:
-        return len(self.results) == self.world_size
+        return len(self.results) + len(self.lost) == self.world_size
 
     def all_spoke(self) -> bool:
         """Whether every rank has returned or failed."""
-        spoke = {failure.rank for failure in self.failures} | self.results.keys()
-        return len(spoke) == self.world_size
+        failed = {failure.rank for failure in (*self.failures, *self.lost)}
+        return len(failed | self.results.keys()) == self.world_size
 
     def drain(self) -> None:
         """Print what is still in the pipes."""
@@ -156,6 +159,16 @@ class Hearing:
         self._hear(rank, self._inboxes[rank])
         spoke = rank in self.results or any(failure.rank == rank for failure in self.failures)
         if not spoke:
-            self.failures.append(from_status(rank, time.monotonic(), status, self.folder))
+            self._died(from_status(rank, time.monotonic(), status, self.folder))
         elif rank in self.results and status != 0 and not self.killed:
             print(f"[rank {rank}] returned, then its process ended with status {status}")
+
+    def _died(self, death: Failure) -> None:
+        """A rank ended without a word: the job has failed, unless others are left to go on."""
+        if not self.survivors or self.killed or len(self.lost) + 1 == self.world_size:
+            self.failures.append(death)
+            return
+        self.lost.append(death)
+        print(f"[rank {death.rank}] {death.sentence}", flush=True)
+        if self._bar:
+            self._bar.forget(death.rank)

@@ -52,7 +52,7 @@ class Job:
             self.folder = Folder(self.path)
             self.board: Any = None
             self.processes: Processes | None = None
-            self.heard = Hearing(self.world_size, self.printer, self.folder)
+            self.heard = Hearing(self.world_size, self.printer, self.folder, self.orders.survivors)
             try:
                 self._start()
                 self.heard.until(self.heard.all_returned, self._watch_over)
@@ -129,6 +129,8 @@ class Job:
         if not self.stacks_fresh:
             self._ask_for_stacks()
         root = root_cause(failures)
+        if root.consequence:  # of a death, which the others may have been meant to survive
+            root = root_cause([*self.heard.lost, *failures])
         grace = GRACE_CONSEQUENCE if root.consequence else GRACE
         if self.heard.all_spoke() or time.monotonic() > failures[0].at + grace:
             self._fail(root, root.rank)
@@ -164,7 +166,7 @@ class Job:
 
     def _positions(self) -> Iterator[tuple[int, str]]:
         """(rank, where it is) in words, for every rank."""
-        failed = {failure.rank: failure for failure in self.heard.failures}
+        failed = {f.rank: f for f in (*self.heard.lost, *self.heard.failures)}
         for rank in range(self.world_size):
             if rank in self.heard.results:
                 yield rank, "had returned"
@@ -230,6 +232,8 @@ class Job:
         return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines, began)
 
     def _value(self, rank: int) -> Any:
+        if any(failure.rank == rank for failure in self.heard.lost):
+            return None
         try:
             return pickle.loads(self.heard.results[rank])
         except Exception as error:

@@ -69,6 +69,10 @@ class Bar:
         else:
             self._draw_tqdm(label, done, total)
 
+    def forget(self, rank: int) -> None:
+        """It has died: the others do not wait for it."""
+        self._state[rank] = None
+
     def close(self) -> None:
         if self._tqdm:
             self._tqdm.close()

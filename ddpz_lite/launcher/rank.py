@@ -59,6 +59,7 @@ class Orders:
     path: list[str]
     cwd: str | None  # None: it was deleted under the notebook
     environ: dict[str, str] = field(repr=False)
+    survivors: bool = False  # they form the group, and the death of one does not end the job
 
     @property
     def labels(self) -> dict[str, str]:
@@ -238,14 +239,15 @@ def _board(orders: Orders) -> Any:
 
 
 def _work(orders: Orders, board: Any) -> bytes:
-    """Join the group, call the function, and return the body of the result frame."""
+    """Join the group if there is one, call the function, return the body of the result frame."""
     import torch
 
     torch.set_num_threads(orders.threads)
     if (device := orders.devices[orders.rank]) is not None:
         torch.cuda.set_device(device)
     fn, args, kwargs = pickle.loads(orders.call)
-    _join(orders, board)
+    if not orders.survivors:
+        _join(orders, board)
     value = _call(fn, args, kwargs)
     if board:
         board.mark("returned")

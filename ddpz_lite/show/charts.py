@@ -70,6 +70,11 @@ def line_figure(
         axes.set(xlabel=x, ylabel=y, title=title)
         if "x" in log:
             axes.set_xscale("log")
+            places = [value for a, _ in series.values() for value in a]
+            if max(places) < 100 * min(places):  # 5, 10, 20, 50, 100
+                axes.set_xscale("log", subs=[2, 5])
+                for set_format in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+                    set_format("{x:,.4g}")
         if "y" in log:
             axes.set_yscale("log")
             heights = [value for _, b in series.values() for value in b]

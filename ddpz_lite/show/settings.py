@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -40,8 +41,14 @@ def options_table(wanted: str = "") -> None:
     if not rows:
         raise ValueError(f"no option has {wanted!r} in its row. Cure: options_table() shows all")
     sources = "; ".join(f"{name}: {facts['source']}" for name, facts in frameworks.items())
-    page = f"{table_html([head, *rows])}<p>Read on {stored()['read']}. {sources}</p>"
+    table = re.sub("<code>.*?</code>", _may_break, table_html([head, *rows]))
+    page = f"{table}<p>Read on {stored()['read']}. {sources}</p>"
     emit(page, "\n".join(" | ".join(row) for row in [head, *rows]))
+
+
+def _may_break(code: re.Match[str]) -> str:
+    """Long names may break at their dots, underscores and arguments, so that three columns fit."""
+    return re.sub(r"(?<=\w)([._(])(?=\w)", r"\1<wbr>", code[0])
 
 
 def _short(name: str) -> str:

@@ -29,8 +29,8 @@ class Batches:
 
     The last micro-batch of an epoch is what is left over. Ranks then differ by a window or more,
     and a rank that got none runs one that counts nothing: all must enter every collective.
-    `sampler.state_dict()` on rank 0 says where the next micro-batch begins.
-    Raises ValueError if the split is shorter than one window.
+    `state_dict()` says where the next micro-batch begins, the same on all ranks, and any number of
+    ranks can go on from there. Raises ValueError if the split is shorter than one window.
     """
 
     def __init__(
@@ -53,20 +53,29 @@ class Batches:
             seed=recipe.seed,
             uneven="keep",
         )
+        self.left = len(self.windows)  # of this epoch, for all ranks
+
+    def state_dict(self) -> dict[str, int | bool]:
+        return self.sampler.state_dict() | {"consumed": len(self.windows) - self.left}
+
+    def load_state_dict(self, state: dict[str, int | bool]) -> None:
+        """Go on from there. Raises ValueError if the state is of another text or order."""
+        self.sampler.load_state_dict(state)
+        self.left = len(self.windows) - state["consumed"]
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
             yield from self.epoch()
             self.sampler.set_epoch(self.sampler.epoch + 1)
+            self.left = len(self.windows)
 
     def epoch(self) -> Iterator[Batch]:
         """What is left of this epoch: all of it, or less after a resume."""
-        left = len(self.windows) - self.sampler.state_dict()["consumed"]  # windows of all ranks
         indices = iter(self.sampler)
-        while left > 0:
+        while self.left > 0:
             mine = list(islice(indices, self.batch))
-            dealt = min(left, self.batch * self.sampler.world_size)
-            left -= dealt
+            dealt = min(self.left, self.batch * self.sampler.world_size)
+            self.left -= dealt
             pairs = [self.windows[index] for index in mine or [0]]
             inputs, targets = (torch.stack(side) for side in zip(*pairs, strict=True))  # (B, T)
             yield Batch(inputs.to(self.device), targets.to(self.device), len(mine), dealt)

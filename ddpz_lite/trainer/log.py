@@ -47,28 +47,59 @@ class Log:
         strategy = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
         backend = f" over {dist.get_backend()}" if dist.is_initialized() else ""
         strategy += f", mesh {recipe.mesh}" if recipe.mesh else ""
-        tokens = recipe.accumulate * recipe.batch * recipe.context * self.readers
         rest = len(text) - text.train_length
         self.say(f"{text.name}: {text.train_length:,} bytes to train, {rest:,} to validate")
         self.say(
             f"GPT of {params / 1e6:.2f} M parameters, {strategy} on {world} rank{'s' * (world > 1)}"
-            f"{backend} ({device.type}), {recipe.precision}, {tokens:,} tokens a step"
+            f"{backend} ({device.type}), {recipe.precision}, {self.tokens:,} tokens a step"
         )
+
+    @property
+    def tokens(self) -> int:
+        """Of all ranks, for one update."""
+        return self.recipe.accumulate * self.recipe.batch * self.recipe.context * self.readers
 
     def start(self, first: int) -> None:
         """The loop begins, with `first` updates done before."""
-        self.since, self.at = first, time.perf_counter()
-        self.writer = None
-        if self.recipe.tensorboard and self.comm.rank == 0:
-            self.writer = summary_writer()(self.recipe.tensorboard, purge_step=first + 1)
-        self.profiler = None
+        self.first = self.since = first
+        self.at, self.writer, self.profiler = time.perf_counter(), None, None
+        self._open(first)
         if self.recipe.profile and self.recipe.steps - first > UNPROFILED:
             self.profiler = profiler(self.recipe.profile, self.comm.rank)
             self.profiler.start()
 
-    def add(self, loss: Tensor) -> None:
-        """A step is done."""
+    def _open(self, done: int) -> None:
+        """Scalars are written on rank 0, whoever that is now."""
+        if self.recipe.tensorboard and self.comm.rank == 0 and self.writer is None:
+            self.writer = summary_writer()(self.recipe.tensorboard, purge_step=done + 1)
+
+    def go_on(self, comm: Comm, done: int) -> None:
+        """A rank is lost, and those of `comm` are left, with `done` updates; all of them call it.
+
+        One may have heard a loss that another has not, and the loss of a step that is dealt again.
+        """
+        self.comm, self.readers = comm, comm.world
+        told = comm.gather_objects((self.losses, self.validation))
+        self.losses = max((losses for losses, _ in told), key=len)[: done - self.first]
+        self.validation = max((validation for _, validation in told), key=len)
+        self.pending.clear()
+        self._open(done)
+        self.say(
+            f"step {done}/{self.recipe.steps}  {comm.world} rank{'s' * (comm.world > 1)} left to "
+            f"go on, with {self.tokens:,} tokens a step"
+        )
+
+    def add(self, step: int, loss: Tensor) -> None:
+        """This rank's part of a step's loss, before its update.
+
+        If ranks may die it is added up at once, so that the part of one that does is not missing.
+        """
         self.pending.append(loss)
+        if self.recipe.survive:
+            self.collect(step)
+
+    def done(self) -> None:
+        """A step is done."""
         if self.profiler:
             self.profiler.step()
 
@@ -90,16 +121,17 @@ class Log:
 
     def report(self, step: int, optimizer: ShardedOptimizer, norm: Tensor | None) -> None:
         """One line, and the same numbers as scalars."""
+        if step == self.since:
+            return  # told before a rank was lost
         self.collect(step)
         now, recipe = time.perf_counter(), self.recipe
-        windows = (step - self.since) * recipe.accumulate * recipe.batch * self.readers
         numbers: dict[str, Any] = {"loss": self.losses[-1], "lr": optimizer.param_groups[0]["lr"]}
         if norm is not None:
             numbers["norm"] = norm.item()
         if (scale := optimizer.loss_scale) is not None:
             numbers |= {"scale": scale.scale, "skipped": scale.skipped}
         words = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        speed = windows * recipe.context / (now - self.at)
+        speed = (step - self.since) * self.tokens / (now - self.at)
         self.say(f"step {step}/{recipe.steps}  {words}  {speed:,.0f} tokens/s")
         self._scalars(step, **numbers, tokens_per_second=speed)
         self.since, self.at = step, now

@@ -6,13 +6,20 @@ It is deterministic: on CPU, the same recipe on the same number of ranks gives t
 for bit, and so does a run that was killed anywhere and resumed. Whatever the next step depends on
 is in the checkpoint (weights, optimizer, loss scale, random generators, place in the text) or
 follows from the step's number (learning rate).
+
+With `--survive` a rank may die, and the others go on. Each part of a step, the update and what is
+due after it, is then done again by those who are left, unless it counts already. So each window of
+an epoch counts once: those of an update that nobody has done are dealt again, and those of an
+update that one of them has done count, the dead rank's too. From then on an update has as many
+windows less as the dead rank had.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -38,6 +45,7 @@ from .log import Log
 from .mesh import mesh_of, nats_through, pipeline_of
 from .recipe import Recipe
 from .saving import Saver, TrainingError
+from .survivors import Survivors
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 BETAS = (0.9, 0.95)
@@ -45,13 +53,15 @@ FLOOR = 0.1  # the learning rate ends at this share of its highest
 VALIDATION_BATCHES = 8  # micro-batches of each rank
 
 
-def train(recipe: Recipe) -> dict[str, Any]:
+def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
     """Train as `recipe` says; every rank calls it. Returns plain data, the same on all ranks:
 
         first        updates that were done already: above 0 after a resume
         losses       of each step since: nats per token over all ranks, before the update
         validation   {step: nats per token}
         sample       text that the model wrote at the end
+
+    team: the ranks, where those that are left go on when one dies; a recipe with `survive` has one.
 
     Raises ValueError or OSError for a recipe that cannot run here, TrainingError for checkpoints
     of another run and for a loss that is no longer a number.
@@ -66,28 +76,80 @@ def train(recipe: Recipe) -> dict[str, Any]:
     model, optimizer = shard(recipe, gpt, mesh)
     torch.manual_seed(recipe.seed + 1_000_003 * (comm.rank + 1))  # its own dropout
     batches = Batches(text, "train", recipe, device, readers)
-    saver = Saver(recipe, text, model, optimizer, batches.sampler)
+    saver = Saver(recipe, text, model, optimizer, batches)
     first = saver.resume(log.say)
     log.start(first)
 
-    stream = iter(batches)
+    run = Run(recipe, text, device, model, optimizer, batches, readers, saver, log, team, 2 * first)
     with saver:
         for step in steps_with_bar(first, recipe.steps, comm.rank):  # updates, this one included
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, step - 1)
-            loss, norm = update(recipe, model, optimizer, stream, readers.world)
-            log.add(loss)
-            if step == recipe.steps or step % recipe.report == 0:
-                log.report(step, optimizer, norm)
-            if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
-                log.validated(step, validation_loss(recipe, model, text, device, comm, readers))
-            if recipe.checkpoint and (step == recipe.steps or saver.due(step)):
-                log.collect(step)  # finds a loss that is no number, so that such a run is not saved
-                saver.save(step, log.say)
+            run.do(2 * step - 1, run.update, step)
+            run.do(2 * step, run.after, step)
 
     sample = write(recipe, model, text, device)
     log.end(sample)
     return {"first": first, "losses": log.losses, "validation": log.validation, "sample": sample}
+
+
+@dataclass
+class Run:
+    """What a step works on. `done` counts the parts of steps that are done, two for each."""
+
+    recipe: Recipe
+    text: Corpus
+    device: torch.device
+    model: nn.Module
+    optimizer: ShardedOptimizer
+    batches: Batches
+    readers: Comm  # ranks that read windows of their own
+    saver: Saver
+    log: Log
+    team: Survivors | None
+    done: int
+
+    def __post_init__(self) -> None:
+        self.stream, self.norm = iter(self.batches), None
+
+    def do(self, number: int, part: Callable[[int], None], step: int) -> None:
+        """Do this part of a step, and again while it does not count because a rank was lost."""
+        if self.team is None:
+            return part(step)
+        while self.done < number:
+            size, before, begun = len(self.team.members), self.batches.state_dict(), self.done
+            work = partial(part, step)
+            self.done = self.team.attempt(work, self.model, self.optimizer, begun)
+            if len(self.team.members) < size:
+                self._deal_anew(before if self.done == begun else self.batches.state_dict())
+
+    def _deal_anew(self, place: dict[str, int | bool]) -> None:
+        """To the ranks that are left, from this place in the text."""
+        self.readers, updates = Comm(), (self.done + 1) // 2
+        self.batches = Batches(self.text, "train", self.recipe, self.device, self.readers)
+        self.batches.load_state_dict(place)
+        self.stream, self.saver.batches = iter(self.batches), self.batches
+        self.saver.measure_from(updates)
+        self.log.go_on(self.readers, updates)
+
+    def update(self, step: int) -> None:
+        recipe, self.norm = self.recipe, None
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step - 1)
+        tell = partial(self.log.add, step)
+        world = self.readers.world
+        self.norm = update(recipe, self.model, self.optimizer, self.stream, world, tell)
+        self.log.done()
+
+    def after(self, step: int) -> None:
+        """What is due after an update: a line, a validation, a checkpoint."""
+        recipe, log = self.recipe, self.log
+        if step == recipe.steps or step % recipe.report == 0:
+            log.report(step, self.optimizer, self.norm)
+        if recipe.validate and (step == recipe.steps or step % recipe.validate == 0):
+            parts = self.text, self.device, log.comm, self.readers
+            log.validated(step, validation_loss(recipe, self.model, *parts))
+        if recipe.checkpoint and (step == recipe.steps or self.saver.due(step)):
+            log.collect(step)  # finds a loss that is no number, so that such a run is not saved
+            self.saver.save(step, log.say)
 
 
 def update(
@@ -96,10 +158,11 @@ def update(
     optimizer: ShardedOptimizer,
     stream: Iterator[Batch],
     world: int,
-) -> tuple[Tensor, Tensor | None]:
-    """One step: this rank's part () of the loss, and the norm () of the gradient, if it is clipped.
+    tell: Callable[[Tensor], None],
+) -> Tensor | None:
+    """One step. Returns the norm () of the gradient, if it is clipped.
 
-    The sum of the parts over ranks is the mean over all tokens.
+    `tell` hears this rank's part () of the loss; the sum over ranks is the mean over all tokens.
 
     [Note: unequal batches] The loss is the sum over this rank's tokens, divided by the tokens of
     all ranks and micro-batches, which each rank can count by itself. The strategies then take the
@@ -111,10 +174,11 @@ def update(
         loss = nats_through(model, micro_batches, world / tokens) / world  # ()
     else:
         loss = accumulate(recipe, model, micro_batches, tokens, world)  # ()
+    tell(loss)
     norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
     optimizer.step()
     optimizer.zero_grad()
-    return loss, norm
+    return norm
 
 
 def accumulate(

@@ -75,6 +75,9 @@ class Recipe:
         "ranks that share the shards, neighbours; more are replicas (hybrid); 0: all ranks",
         at_least=0,
     )
+    survive: bool = _option(
+        "ranks", False, "when a rank dies, the others go on without it; stage 0, on one machine"
+    )
     precision: str = _option(
         "ranks",
         "fp32",
@@ -135,6 +138,7 @@ class Recipe:
                 f"--profile begins after {UNPROFILED} steps, and --steps is {self.steps}"
             )
         self._check_mesh()
+        self._check_survive()
         if self.resume and self.checkpoint is None:
             raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
         if self.save_in_background and self.checkpoint is None:
@@ -161,6 +165,21 @@ class Recipe:
             raise ValueError(f"--mesh {self.mesh}: --heads {self.heads} do not divide by {tensor}")
         if tensor > 1 and self.dropout:
             raise ValueError(f"--mesh {self.mesh} cuts heads, and needs --dropout 0")
+
+    def _check_survive(self) -> None:
+        if not self.survive:
+            return
+        if self.stage or self.shard_size or self.mesh:
+            raise ValueError(
+                "--survive needs all of the state on every rank, and here it is in shards: what "
+                "only the dead rank held would be lost. Cure: --stage 0 alone; or --checkpoint DIR "
+                "--resume, by which the ranks that are left begin anew from the last save"
+            )
+        if self.save_in_background:
+            raise ValueError(
+                "--survive and --save-in-background do not go together: the thread that writes has "
+                "a process group of its own, which nobody would mend. Cure: one of them"
+            )
 
 
 def flag_of(name: str) -> str:

@@ -16,11 +16,12 @@ from typing import Any
 
 from torch import nn
 
-from ..data import Corpus, RankSampler
+from ..data import Corpus
 from ..strategies.checkpoint import load_checkpoint, save_checkpoint
 from ..strategies.checkpoint_background import Saving, save_in_background
 from ..strategies.comm import Comm
 from ..strategies.optim import ShardedOptimizer
+from .batches import Batches
 from .interval import best_interval
 from .recipe import AUTO, Recipe
 
@@ -50,12 +51,12 @@ class Saver:
     text: Corpus
     model: nn.Module
     optimizer: ShardedOptimizer
-    sampler: RankSampler
+    batches: Batches
 
     def __post_init__(self) -> None:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
         self._writing: tuple[Saving, Path] | None = None  # in the background, and where
-        self._start(0)
+        self.measure_from(0)
 
     def __enter__(self) -> Saver:
         return self
@@ -69,8 +70,8 @@ class Saver:
         every = self.recipe.save_every
         return step >= self._next if every == AUTO else step % every == 0
 
-    def _start(self, step: int) -> None:
-        """Measure steps from here on."""
+    def measure_from(self, step: int) -> None:
+        """Measure steps from here on, for the interval that is found out; all ranks call it."""
         self._since, self._next = (step, time.perf_counter()), step + FIRST
 
     def save(self, step: int, say: Callable[[str], None] = print) -> None:
@@ -83,13 +84,13 @@ class Saver:
             each = (begun - since) / max(1, step - done)  # seconds
             wanted = best_interval(cost, HOUR * self.recipe.failure_hours)
             steps = Comm().gather_objects(max(1, round(wanted / each)))[0]
-            self._start(step)
+            self.measure_from(step)
             self._next = step + steps
             say(f"saved step {step} in {cost:.2g} s; the next save is due {steps} steps on")
 
     def _write(self, step: int) -> None:
         """Write folder/step-<step>, or begin to, where it is written in the background."""
-        extra = {"step": step, "text": self.fingerprint, "sampler": self.sampler.state_dict()}
+        extra = {"step": step, "text": self.fingerprint, "sampler": self.batches.state_dict()}
         this = Path(self.recipe.checkpoint, f"step-{step:08d}")
         if self.recipe.save_in_background:
             self._finish()
@@ -131,7 +132,7 @@ class Saver:
             for problem in problems:
                 say(f"skipped {problem}")
             self._go_on(extra)
-            self._start(extra["step"])
+            self.measure_from(extra["step"])
             say(f"resumed at step {extra['step']} of {self.recipe.steps}")
             return extra["step"]
         if problems:
@@ -148,6 +149,6 @@ class Saver:
                 f"{self.text.name}. Cure: the same --text, or another --checkpoint folder."
             )
         try:
-            self.sampler.load_state_dict(extra["sampler"])
+            self.batches.load_state_dict(extra["sampler"])
         except ValueError as error:
             raise TrainingError(f"{error} Cure: the same --seed and --context.") from error

@@ -16,7 +16,8 @@ lost but a member. Those who are left
                step, and it is as if it had not begun
 
 The store must outlive the ranks: a FileStore, or a TCPStore that none of them serves. And nobody
-may end the others when one dies, as `dz.launch` and torchrun do.
+may end the others when one dies, as torchrun does, and `dz.launch` unless survivors=True (it leaves
+rank and world size in the environment: RANK, WORLD_SIZE). `ddpz train --survive` is such a loop.
 
 Source: a group that is formed again at a step, and replicas that copy from one that is ahead, as in
 torchft, manager.py (github.com/meta-pytorch/torchft). There replicas may also come back.

@@ -246,6 +246,35 @@ def killed_after_its_worker():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def outlives(dead: list[int], error: Exception | None) -> int:
+    """On ranks in no group: some die, and then one of the others raises."""
+    me = int(os.environ["RANK"])
+    if me in dead:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    if error is not None and me == min({0, 1, 2} - set(dead)):
+        raise error
+    assert not dist.is_initialized()
+    return me
+
+
+def test_where_survivors_may_go_on_a_death_is_printed_and_ends_nobody_else(capsys):
+    run = dz.launch(outlives, 3, args=([0, 2], None), record=False, survivors=True)
+    assert list(run) == [None, 1, None]
+    said = capsys.readouterr().out
+    assert said.count("was killed by SIGKILL") == 2 and "[rank 0] was" in said
+    for dead, error, ranks, words in (
+        ([0, 1, 2], None, {0, 1, 2}, "killed by SIGKILL"),  # nobody is left
+        ([0], ValueError("wrong"), {1}, "rank 1 raised ValueError: wrong"),
+        ([1], RuntimeError("Connection closed by peer"), {1}, "rank 1 was killed by SIGKILL"),
+    ):
+        with pytest.raises(dz.RankFailed, match=words) as failed:
+            dz.launch(outlives, 3, args=(dead, error), record=False, survivors=True)
+        assert failed.value.rank in ranks
+    with pytest.raises(ValueError, match="survivors needs record=False"):
+        dz.launch(outlives, 3, args=([], None), survivors=True)
+
+
 def test_a_worker_does_not_sign_in_the_name_of_its_rank():
     error = fails(killed_after_its_worker, 1)
     assert error.where != line_of("worker") and "last seen at" in str(error)

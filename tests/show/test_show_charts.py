@@ -54,6 +54,15 @@ def test_heights_of_nearly_a_power_of_ten_have_labels_with_room():
     assert {0.1, 0.2, 0.5} <= set(shown) <= {0.1, 0.2, 0.5, 1.0}
 
 
+def test_fewer_than_two_powers_of_ten_along_x_have_plain_labels():
+    series = {"a": ([3, 19, 120], [3, 1, 3])}
+    fig, _, _ = charts.line_figure(series, x="minutes", y="y", alt="a valley", log="x")
+    fig.canvas.draw()
+    (axes,) = fig.axes
+    labels = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert {"5", "10", "20", "50", "100"} <= set(labels)
+
+
 def test_a_line_may_keep_its_height_until_the_next_point():
     for steps, style in ((True, "steps-post"), (False, "default")):
         fig, _, _ = charts.line_figure(SERIES, x="x", y="y", alt="rises", steps=steps)

@@ -274,7 +274,16 @@ def test_every_damaged_file_is_found(saved):
             with pytest.raises(ValueError, match="is damaged"):
                 reload(saved)
         (folder / name).write_bytes(whole)
-    (folder / "extra.pt").unlink()
+    extra, rng = folder / "extra.pt", folder / "rng-0.pt"
+    swapped = rng.read_bytes(), extra.read_bytes()
+    for contents in (swapped, swapped[::-1]):
+        extra.write_bytes(contents[0])
+        rng.write_bytes(contents[1])
+        if contents is swapped:
+            with pytest.raises(ValueError, match=r"extra.pt is damaged: its SHA-256 is not"):
+                reload(saved)
+    reload(saved)  # all is as it was
+    extra.unlink()
     with pytest.raises(ValueError, match="is damaged"):
         reload(saved)
 

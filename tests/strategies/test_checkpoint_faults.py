@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ from ddpz_lite.strategies.checkpoint import load_checkpoint, save_checkpoint
 from ddpz_lite.strategies.full_state import full_state_dict, save_safetensors
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.parts import check_shapes
+
+NOBODY = 65534
 
 
 @torch.enable_grad()
@@ -172,6 +176,57 @@ def test_a_disk_that_fills_on_one_rank_stops_all_and_leaves_nothing(tmp_path):
             assert (victim, k) == (0, failures[0] - 1)
             before = value
     assert failures[0] > 8 and failures[1] == failures[2] == 2
+
+
+# -- a folder that may be read and not written
+
+
+@contextmanager
+def without_rights(folder: Path) -> Iterator[None]:
+    """Nobody may write to the folder; root may for all that, and is somebody else meanwhile."""
+    folder.chmod(0o555)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+def read_only(path: str, victims: list[int]) -> list:
+    """A save that some ranks may not make, and what can be loaded then and after the next."""
+    out = []
+    checkpoint_folder.claim = lambda *_: None  # the ranks' store, too, is a file that is root's
+    for value in (0.0, 1.0):
+        model, optimizer = trained(value)
+        denied = dist.get_rank() in victims if os.geteuid() == 0 else True
+        rights = without_rights(Path(path)) if value and denied else nullcontext()
+        with rights:
+            dist.barrier()
+            words = heard(save_checkpoint, path, model, optimizer, value=value)
+            dist.barrier()
+        dist.barrier()
+        out.append((words, load_checkpoint(path, *trained(7.0))["value"], len(saves(path))))
+    model, optimizer = trained(2.0)
+    out.append(heard(save_checkpoint, path, model, optimizer, value=2.0))
+    return out
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+def test_a_read_only_folder_is_one_error_and_keeps_its_checkpoint(victims):
+    with tempfile.TemporaryDirectory(prefix="ddpz-") as folder:
+        os.chmod(folder, 0o755)  # others may look into it
+        for first, denied, then in dz.launch(read_only, 2, args=(folder, victims), record=False):
+            assert first == ("nothing", 0.0, 1) and then == "nothing"
+            words, value, inside = denied
+            assert words.startswith(f"OSError: {folder}: the checkpoint was not saved: ")
+            assert "Permission denied" in words and words.endswith(
+                "save to a folder that every rank can write to."
+            )
+            assert (value, inside) == (0.0, 1)
 
 
 class Odd(torch.optim.SGD):

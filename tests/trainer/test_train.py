@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from dataclasses import fields, replace
@@ -77,15 +79,13 @@ def dealt(recipe: Recipe, resume_after: int) -> list[tuple]:
     """Two epochs of micro-batches: (first bytes of the windows that count, dealt to all)."""
     text = corpus(recipe.text)
     batches = Batches(text, "train", recipe, torch.device("cpu"))
-    stream, out, state = iter(batches), [], None
+    stream, out = iter(batches), []
     length = len(batches.windows)
     while sum(n for _, n in out) < 2 * length:
         if len(out) == resume_after:
-            state = [batches.sampler.state_dict()]
-            if dist.is_initialized():
-                dist.broadcast_object_list(state)  # a checkpoint holds rank 0's
+            state = batches.state_dict()  # of any rank: they are the same
             batches = Batches(text, "train", recipe, torch.device("cpu"))
-            batches.sampler.load_state_dict(state[0])
+            batches.load_state_dict(state)
             stream = iter(batches)
         batch = next(stream)
         windows = [tuple(w) for w in batch.inputs.tolist()]
@@ -322,7 +322,7 @@ def copies_while_training(recipe: Recipe) -> list[tuple[bool, int, int]]:
         went_on.append(gate.wait(60))
         write(*args)
 
-    def stepped(*args: object) -> tuple:
+    def stepped(*args: object) -> torch.Tensor | None:
         found = update(*args)
         gate.set()
         return found
@@ -410,6 +410,9 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
+    "--survive --stage 1": "what only the dead rank held would be lost. Cure: --stage 0 alone; or",
+    "--survive --mesh 2x1x1": "here it is in shards",
+    "--survive --checkpoint anywhere --save-in-background": "do not go together",
     "--save-in-background": "--save-in-background needs --checkpoint DIR, the folder to save to",
     "--steps 2 --profile anywhere": "--profile begins after 2 steps, and --steps is 2",
     "--text nowhere.txt": "'nowhere.txt'",
@@ -453,6 +456,17 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
 def test_a_checkpoint_folder_that_is_a_file_is_one_line(text, capsys):
     assert main([*words(tiny(text, checkpoint=text))]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_checkpoint_folder_without_rights_is_one_line(tmp_path, text, capsys, monkeypatch):
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)  # root may write anywhere
+    assert main([*words(tiny(text, checkpoint=str(tmp_path / "runs")))]) == 2
+    error = capsys.readouterr().err
+    assert "runs cannot be written to: Permission denied. Cure: another --checkpoint" in error
+    assert error.count("\n") == 1
 
 
 # ---- TensorBoard ----

@@ -70,6 +70,8 @@ def line_figure(
         axes.set(xlabel=x, ylabel=y, title=title)
         if "x" in log:
             axes.set_xscale("log")
+        elif all(isinstance(value, int) for a, _ in series.values() for value in a):
+            axes.locator_params(axis="x", integer=True)  # no step 2.5
         if "y" in log:
             axes.set_yscale("log")
             heights = [value for _, b in series.values() for value in b]

@@ -116,12 +116,11 @@ def _of_rank(run: Run, rank: int, clock: _Clock) -> Iterator[dict[str, Any]]:
             spans.append(
                 _event(WAIT, f"wait: {record.op}", clock, *record.waited, {"seq": record.seq})
             )
-    track = 1  # a thread 0 is, to Perfetto, none
+    track = run.world_size  # to Perfetto thread 0 is none, and one numbered as its process the main
     for name, events, nested in (("spans", spans, True), ("communication", calls, False)):
         lanes = _lanes(events, nested)
         for lane in range(max(lanes, default=-1) + 1):
-            more = f" {lane + 1}" if lane else ""
-            yield from _track(rank, track + lane, name + more)
+            yield from _track(rank, track + lane, name)
         for event, lane in zip(events, lanes, strict=True):
             yield {**event, "pid": rank, "tid": track + lane}
         track += max(lanes, default=-1) + 1

@@ -37,7 +37,7 @@ SCHEMA = {
                 "cat": {"type": "string"},
                 "ph": {"enum": ["X", "B", "M", "i", "s", "t", "f", "C", "b", "e", "n"]},
                 "pid": WHOLE,
-                "tid": {"type": "integer", "minimum": 1},  # a thread 0 is, to Perfetto, none
+                "tid": WHOLE | {"minimum": 1},  # a thread 0 is, to Perfetto, none
                 "ts": MOMENT,
                 "dur": MOMENT,
                 "args": {"type": "object"},
@@ -143,7 +143,7 @@ def test_what_overlaps_gets_a_track_of_its_own(tmp_path):
     a_run(*calls, spans=spans).trace(tmp_path / "t.json")
     events = [e for e in events_of(tmp_path / "t.json") if e["ph"] == "X"]
     tracks = {e["name"] if e["cat"] == "span" else e["args"]["seq"]: e["tid"] for e in events}
-    assert tracks == {"step": 1, "forward": 1, "other": 2, 0: 3, 1: 4, 2: 4}
+    assert tracks == {"step": 2, "forward": 2, "other": 3, 0: 4, 1: 5, 2: 5}
 
 
 def test_offsets_and_drift_are_taken_away(tmp_path):

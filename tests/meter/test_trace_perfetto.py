@@ -103,6 +103,8 @@ def test_perfetto_shows_every_event(world, tmp_path, opened):
     written = [(f"rank {e['pid']}", e["tid"], e["name"]) for e in events if e["ph"] == "X"]
     assert Counter(map(tuple, shown)) == Counter(written)
 
+    assert ask("select name from thread where is_main_thread and name is not null") == []
+
     inside = "select s.name, p.name from slice s join slice p on s.parent_id = p.id"
     assert ["forward", "step"] in ask(inside) and ["aten::addmm", "aten::linear"] in ask(inside)
     (arrows,) = ask("select count(*) from flow")

@@ -75,6 +75,8 @@ def line_figure(
                 axes.set_xscale("log", subs=[2, 5])
                 for set_format in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
                     set_format("{x:,.4g}")
+        elif all(isinstance(value, int) for a, _ in series.values() for value in a):
+            axes.locator_params(axis="x", integer=True)  # no step 2.5
         if "y" in log:
             axes.set_yscale("log")
             heights = [value for _, b in series.values() for value in b]

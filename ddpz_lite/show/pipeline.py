@@ -51,6 +51,7 @@ def picture(
         axes.set_yticks(range(len(actions)), names, fontsize=8.5)
         axes.set_ylim(len(actions) - 0.5, -0.5)
         axes.set_xlim(0, until)
+        axes.locator_params(axis="x", integer=True)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("units of time; light: forward, dark: backward, grey: idle")
         axes.set_title(f"{title}: {said}" if title else said)

@@ -64,7 +64,7 @@ _NAMED |= {
     "broadcast": SERIES[6],
 }
 _NAMED |= {"all_to_all": SERIES[7], "barrier": Look("#6E6E6E", "", "*")}
-_NAMED |= {"send": SERIES[1], "recv": SERIES[0]}
+_NAMED |= {"send": SERIES[1], "recv": SERIES[3]}
 
 
 def look(name: str, among: Sequence[str] = ()) -> Look:

@@ -116,12 +116,11 @@ def _of_rank(run: Run, rank: int, clock: _Clock) -> Iterator[dict[str, Any]]:
             spans.append(
                 _event(WAIT, f"wait: {record.op}", clock, *record.waited, {"seq": record.seq})
             )
-    track = 0
+    track = run.world_size  # to Perfetto thread 0 is none, and one numbered as its process the main
     for name, events, nested in (("spans", spans, True), ("communication", calls, False)):
         lanes = _lanes(events, nested)
         for lane in range(max(lanes, default=-1) + 1):
-            more = f" {lane + 1}" if lane else ""
-            yield from _track(rank, track + lane, name + more)
+            yield from _track(rank, track + lane, name)
         for event, lane in zip(events, lanes, strict=True):
             yield {**event, "pid": rank, "tid": track + lane}
         track += max(lanes, default=-1) + 1
@@ -181,7 +180,9 @@ def _of_profile(path: Path, run: Run, clocks: Sequence[_Clock], first: int) -> l
         )
     if not 0 <= rank < run.world_size:
         raise ValueError(f"trace: {path} is of rank {rank}, and this run had {run.world_size}.")
-    base, clock = whole.get("baseTimeNanoseconds", 0), clocks[rank]
+    # Whole nanoseconds: a float that counts them from 1970 is 200 of them wide.
+    base = whole.get("baseTimeNanoseconds", 0) - round(run.began * 1e9)
+    clock = clocks[rank]
     gpus, names = {}, {}
     for event in whole["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_labels":
@@ -202,10 +203,12 @@ def _of_profile(path: Path, run: Run, clocks: Sequence[_Clock], first: int) -> l
             found += _track(*tracks[key], names.get(key, f"thread {event['tid']}"))
             if gpu:
                 found += _process(pid, f"rank {rank}, {gpus[event['pid']]}")
-        at = (base + round(event["ts"] * 1000)) / 1e9 - run.began
-        moved = {**event, "pid": tracks[key][0], "tid": tracks[key][1], "ts": clock.true(at)}
+        start = base + round(event["ts"] * 1000)
+        moved = {**event, "pid": tracks[key][0], "tid": tracks[key][1]}
+        moved["ts"] = clock.true(start / 1e9)
         if "dur" in event:
-            moved["dur"] = round(event["dur"] * 1000)
+            end = start + round(event["dur"] * 1000)
+            moved["dur"] = clock.true(end / 1e9) - moved["ts"]
         if isinstance(event.get("id"), int):  # arrows from one event to another
             moved["id"] = event["id"] + APART * rank
         found.append(moved)

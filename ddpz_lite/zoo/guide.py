@@ -317,7 +317,7 @@ GUIDE: dict[int, Bug] = {
             wrong("line 10: `group=` wants a list", "It wants what new_group returned."),
             right(
                 "line 8: ranks make different groups",
-                "new_group is collective over *all* ranks, in the same order, members or not.",
+                "new_group is collective over the whole world, in the same order, members or not.",
             ),
             wrong("line 9: each rank has another value", "An all-reduce is for that."),
         ),

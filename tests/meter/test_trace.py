@@ -37,7 +37,7 @@ SCHEMA = {
                 "cat": {"type": "string"},
                 "ph": {"enum": ["X", "B", "M", "i", "s", "t", "f", "C", "b", "e", "n"]},
                 "pid": WHOLE,
-                "tid": WHOLE,
+                "tid": WHOLE | {"minimum": 1},  # a thread 0 is, to Perfetto, none
                 "ts": MOMENT,
                 "dur": MOMENT,
                 "args": {"type": "object"},
@@ -143,7 +143,7 @@ def test_what_overlaps_gets_a_track_of_its_own(tmp_path):
     a_run(*calls, spans=spans).trace(tmp_path / "t.json")
     events = [e for e in events_of(tmp_path / "t.json") if e["ph"] == "X"]
     tracks = {e["name"] if e["cat"] == "span" else e["args"]["seq"]: e["tid"] for e in events}
-    assert tracks == {"step": 0, "forward": 0, "other": 1, 0: 2, 1: 3, 2: 3}
+    assert tracks == {"step": 2, "forward": 2, "other": 3, 0: 4, 1: 5, 2: 5}
 
 
 def test_offsets_and_drift_are_taken_away(tmp_path):
@@ -201,6 +201,28 @@ def test_the_profilers_events_lie_beside_the_ranks_own(tmp_path):
     assert len(read_trace(tmp_path / "t.json").ledger) == len(run.ledger)
     ids = {e["id"] for e in events if e["ph"] == "s"}
     assert all(e["id"] in ids for e in events if e["ph"] == "f")
+
+
+@pytest.mark.parametrize("offset", [0.0, (3600.0, 1e-3)])
+def test_what_the_profiler_nested_to_the_nanosecond_still_nests(offset, tmp_path):
+    """Fifty operators without a gap, the last of which ends as their parent does."""
+    operators = [(f"op {k}", 100 + 0.137 * k, 0.137) for k in range(50)]
+    whole = {
+        "distributedInfo": {"rank": 1},
+        "baseTimeNanoseconds": 1_795_000_000_123_456_789,  # a float of such seconds is coarse
+        "traceEvents": [
+            {"ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": 9, "ts": ts, "dur": dur}
+            for name, ts, dur in [("parent", 100.0, 6.85), *operators]
+        ],
+    }
+    (tmp_path / "p.json").write_text(json.dumps(whole))
+    run = replace(a_run(record(0, 0, 0.1, 0.2)), began=1_795_000_000.0)
+    run.trace(tmp_path / "t.json", offsets=[0.0, offset], profiles=[tmp_path / "p.json"])
+    events = [e for e in events_of(tmp_path / "t.json") if e["pid"] == 1 and e["ph"] == "X"]
+    ends = [(round(1000 * e["ts"]), round(1000 * (e["ts"] + e["dur"]))) for e in events]
+    (start, end), *inside = ends
+    assert start == inside[0][0] and inside[-1][1] == end
+    assert all(one[1] == other[0] for one, other in pairwise(inside))
 
 
 def test_a_gpu_has_a_process_of_its_own_and_two_ranks_never_the_same(tmp_path):

@@ -27,12 +27,16 @@ def told(recipe: Recipe) -> tuple[list[float], str]:
     return [*result["losses"], *result["validation"].values()], result["sample"]
 
 
-@pytest.mark.parametrize(("mesh", "stage"), [("2x2x1", 2), ("1x2x2", 0)])
+@pytest.mark.parametrize(
+    ("mesh", "stage"),
+    [("2x2x1", 2), ("1x2x2", 0), pytest.param("2x2x2", 1, marks=pytest.mark.extra)],
+)
 def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
-    data = int(mesh[0])
+    data, pipe, tensor = map(int, mesh.split("x"))
     numbers, sample = told(replace(recipe, batch=2 * data))
     assert len(numbers) == 14 and numbers[-3] < numbers[0]
-    run = dz.launch(told, 4, args=(replace(recipe, mesh=mesh, stage=stage),), record=False)
+    many = replace(recipe, mesh=mesh, stage=stage)
+    run = dz.launch(told, data * pipe * tensor, args=(many,), record=False)
     for found, text in run:
         assert (found, text) == run[0]
         assert found == pytest.approx(numbers, abs=2e-4)

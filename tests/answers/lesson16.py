@@ -671,6 +671,7 @@ PROMISES = {
 
 ALIKE = "all nodes have as many ranks"
 ONCE = "it is called once in a process"
+A_BYTE = "a byte in a hundred thousand: what is rounded up is more"
 EQUIVALENT = {
     "16.hierarchical": {
         '`def hierarchical(nodes): """A function that adds a tensor...` -> '
@@ -688,6 +689,20 @@ EQUIVALENT = {
         "`if rank & distance: mine, other = (other, mine)` -> if not rank & distance": (
             "the partners keep the other half each"
         ),
+    },
+    "16.capstone": {
+        '`def page(): """Four parts, in a dict. plan: {"nodes", "ra...` -> '
+        "its first result, kept": ONCE,
+        "`15` -> `14`": "a step may end after the kill, before the peer is missed",
+        "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880`": "times one",
+        "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880 / (2 - 1)`": "times one",
+        "`2 - 1` -> `1`": "the same number",
+        "`42880` -> `42881` (#2)": A_BYTE,
+        "`42880` -> `42879` (#2)": A_BYTE,
+        "`197917` -> `197918`": A_BYTE,
+        "`197917` -> `197916`": A_BYTE,
+        "`177186` -> `177187`": A_BYTE,
+        "`177186` -> `177185`": A_BYTE,
     },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }

@@ -133,8 +133,8 @@ def _toctree(names: Iterable[str]) -> str:
 
 def _plain(text: str) -> str:
     """A card's text as Markdown: its `code` stays, other signs stand for themselves."""
-    text = re.sub(r"^(\d+)\. ", r"\1\\. ", text)  # steps in one paragraph, and not a list of one
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(
+    plain = "".join(
         part if part.startswith("`") else re.sub(r"([\\*<$|\[\]])", r"\\\1", part) for part in parts
     )
+    return re.sub(r"^(\d+)\. ", r"\1\\. ", plain)  # steps in one paragraph, not a list of one

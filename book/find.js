@@ -40,9 +40,7 @@
       rest.textContent = chinese ? `还有 ${n} 条，请多输入一个词` : `${n} more: add a word`;
       list.append(rest);
     }
-    const below = document.createElement("h2");
-    below.textContent = chinese ? "页面" : "Pages";
-    pages.before(title, list, below);
+    pages.before(title, list);
   };
   document.head.append(data);
 })();

@@ -64,7 +64,10 @@ def searched() -> list[dict[str, object]]:
     return [
         {
             "at": f"questions/{name_of(card.topic)}.html#{card.id.lower()}",
-            "title": {"en": f"{card.id} · {card.front.en}", "zh": f"{card.id} · {card.front.zh}"},
+            "title": {
+                "en": f"{card.id} · {card.front.en}".replace("`", ""),
+                "zh": f"{card.id} · {card.front.zh}".replace("`", ""),
+            },
             "front": f"{card.id} {card.front.en} {card.front.zh}",
             "back": f"{card.back.en} {card.back.zh}",
         }

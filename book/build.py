@@ -6,7 +6,8 @@ Sphinx reads one folder, so the pages are gathered in one first: this folder's, 
 `exercises/`. In the copies of notebooks the title has the lesson's number, for the list beside the
 page; code that JupyterLab keeps folded is folded here too; the words for a kernel without the
 course are left out; some widgets can be turned (see states.py); and the cells that prove an answer
-have a mark, to which the pages of questions lead (see questions.py).
+have a mark, to which the pages of questions lead (see questions.py). The search page gets a list of
+the cards that hold what is asked (see find.js).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from ddpz_lite.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = ("conf.py", "docstrings.py", "searching.py")
-BOOK = ("*.md", "*.rst", "*.png", "*.svg", "*.css", "widgets.js", *PY)
+BOOK = ("*.md", "*.rst", "*.png", "*.svg", "*.css", "*.js", *PY)
 PAGES = {"book": BOOK, "lessons": ("*",), "exercises": ("*.ipynb", "*.md")}
 WIDGET = """\
 <div class="dz-states" data-states="{}"></div>
@@ -56,6 +57,8 @@ def gather(source: Path) -> None:
         (source / f"questions/{name}.md").write_text(page, encoding="utf-8")
     text = f"window.dzStates = {json.dumps(widgets)};\n"
     (source / "states.js").write_text(text, encoding="utf-8")
+    text = f"window.dzCards = {json.dumps(questions.searched(), ensure_ascii=False)};\n"
+    (source / "cards.js").write_text(text, encoding="utf-8")
 
 
 def adapt(notebook: dict, number: str, widgets: dict[str, dict]) -> None:

@@ -1,7 +1,8 @@
 """The pages "Questions" of the site: every card in English and Chinese, linked to its cells.
 
-A page for each topic, so that a search leads to the right one; their titles and the table of
-topics are on the first page. The links lead to the very cell: `targets` puts a mark before each.
+A page for each topic; their titles and the table of topics are on the first page. The links lead to
+the very cell: `targets` puts a mark before each. Each card has a mark, too, its number: the search
+page leads to the very card (see find.js).
 """
 
 from __future__ import annotations
@@ -58,6 +59,22 @@ def pages(proofs: Mapping[str, Sequence[Proof]]) -> dict[str, str]:
     return found
 
 
+def searched() -> list[dict[str, object]]:
+    """What find.js looks through: of each card its place, its titles and its words."""
+    return [
+        {
+            "at": f"questions/{name_of(card.topic)}.html#{card.id.lower()}",
+            "title": {
+                "en": f"{card.id} · {card.front.en}".replace("`", ""),
+                "zh": f"{card.id} · {card.front.zh}".replace("`", ""),
+            },
+            "front": f"{card.id} {card.front.en} {card.front.zh}",
+            "back": f"{card.back.en} {card.back.zh}",
+        }
+        for card in cards().values()
+    ]
+
+
 def name_of(topic: Words) -> str:
     """The file of a topic's page, without its ending."""
     return re.sub(r"\W+", "-", topic.en.lower()).strip("-")
@@ -75,14 +92,23 @@ def _page(topic: Words, ones: Sequence[Card], proofs: Mapping[str, Sequence[Proo
 
 def _card(card: Card, proved: Sequence[Proof]) -> str:
     quoted = "“{}”" if card.myth else "{}"
-    parts = [f"### {card.id} · {quoted.format(_plain(card.front.en))}", _plain(card.back.en)]
+    parts = [
+        f"({card.id})=\n### {card.id} · {quoted.format(_plain(card.front.en))}",
+        _plain(card.back.en),
+    ]
     front = card.front.zh if card.front.zh != card.front.en else ""
     parts += [f"**{quoted.format(_plain(front))}**"] if front else []
     parts.append(_plain(card.back.zh))
     below = []
     if proved:
-        cells = ", ".join(f"[{p.name}](#{target(p)})" for p in proved[:MOST_CELLS])
-        below.append(f"Proved by a run · 由运行证明: {cells}")
+        cells = []
+        lessons: list[str] = []
+        for proof in proved[:MOST_CELLS]:
+            lessons.append(proof.lesson)
+            again = lessons.count(proof.lesson)  # a second cell of a lesson
+            words = proof.name if again == 1 else f"{proof.lesson} ({again})"
+            cells.append(f"[{words}](#{target(proof)})")
+        below.append(f"Proved by a run · 由运行证明: {', '.join(cells)}")
     below += [f"[{_plain(source.line)}]({source.url})" for source in card.sources]
     parts.append("\n".join(f"- {line}" for line in below))
     return "\n\n".join(part for part in parts if part)
@@ -111,6 +137,7 @@ def _toctree(names: Iterable[str]) -> str:
 def _plain(text: str) -> str:
     """A card's text as Markdown: its `code` stays, other signs stand for themselves."""
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(
+    plain = "".join(
         part if part.startswith("`") else re.sub(r"([\\*<$|\[\]])", r"\\\1", part) for part in parts
     )
+    return re.sub(r"^(\d+)\. ", r"\1\\. ", plain)  # steps in one paragraph, not a list of one

@@ -154,12 +154,14 @@ def _map(course: Course) -> dict[str, str]:
 def _sums(course: Course) -> str:
     minutes = sum(lesson.minutes for lesson in course.written)
     exercises = course.exercises.values()
-    return _wrapped(
+    said = (
         f"{len(course.written)} notebooks are written and take {minutes} minutes to work through; "
         f"their exercises take {sum(e.minutes for e in exercises)} more, for "
-        f"{sum(e.points for e in exercises)} points. {len(course.planned)} lessons are planned, "
-        "and their numbers are fixed."
+        f"{sum(e.points for e in exercises)} points."
     )
+    if course.planned:
+        said += f" {len(course.planned)} lessons are planned, and their numbers are fixed."
+    return _wrapped(said)
 
 
 def _way(course: Course) -> str:

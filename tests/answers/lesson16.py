@@ -125,17 +125,26 @@ COMMITS = ("a prediction that could have been wrong",)
 EXPLAINS = ("an explanation with the measured numbers in it",)
 OWN = ("another run than the lesson's",)
 
+# The losses of a run of so many steps, as the lesson prints them.
+LOSSES = {
+    20: "5.547 5.547 5.523 5.499 5.466 5.433 5.389 5.329 5.304 5.236 5.194 5.149 5.103 5.094 "
+    "5.006 5.015 5.004 4.949 4.969 4.928",
+    30: "5.547 5.547 5.523 5.499 5.466 5.433 5.389 5.329 5.304 5.236 5.194 5.149 5.102 5.09 "
+    "4.996 4.995 4.97 4.895 4.896 4.827 4.828 4.775 4.734 4.72 4.698 4.716 4.716 4.689 "
+    "4.66 4.658",
+}
+LOSSES = {steps: [float(loss) for loss in text.split()] for steps, text in LOSSES.items()}
 PAGE = """
 def page():
-    quiet = [round(5.5 - 0.04 * step, 3) for step in range(1, 21)]
+    quiet = {quiet}
     plan = {{"nodes": 2, "ranks": 2, "stage": 2, "steps": 20, "save_every": 4, "kill": 10}}
-    prediction = {{"sent": 4 * 2 * 40_000 * (2 - 1) / 2, "steps_twice": 2, "goodput": 20 / 22}}
+    prediction = {{"sent": 4 * 2 * 42_880 * (2 - 1) / 2, "steps_twice": 2, "goodput": 20 / 22}}
     measurement = {{
-        "parameters": 40_000,
+        "parameters": 42_880,
         "stage": 2,
         "steps": 20,
         "save_every": 4,
-        "sent": [161_000, 161_000],
+        "sent": [197_917, 177_186],
         "undisturbed": quiet,
         "killed": quiet[:11],
         "resumed_at": 8,
@@ -159,7 +168,7 @@ def page():
 
 def page(*changes):
     """A right page, with changes."""
-    return PAGE.format(change="\n    ".join(changes) or "pass")
+    return PAGE.format(quiet=LOSSES[20], change="\n    ".join(changes) or "pass")
 
 
 # ---- lines ----
@@ -505,6 +514,33 @@ WRONG["16.capstone"] = [
         loses=SAME_LOSSES,
     ),
     Wrong(
+        "invented losses",
+        page(
+            "quiet = [round(5.54 - 0.03 * step, 3) for step in range(20)]",
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:11], "went_on": quiet[8:]}',
+        ),
+        says="This check has trained the same steps",
+        loses=SAME_LOSSES,
+    ),
+    Wrong(
+        "a run with another seed",
+        page(
+            "quiet = [round(1.003 * loss, 3) for loss in quiet]",
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:11], "went_on": quiet[8:]}',
+        ),
+        says="from the same seed and text",
+        loses=SAME_LOSSES,
+    ),
+    Wrong(
+        "another model",
+        page(
+            'measurement |= {"parameters": 50_000, "sent": [204_000, 204_000]}',
+            'prediction["sent"] = 4 * 50_000',
+        ),
+        says="has 42,880 parameters, not 50,000",
+        loses=SAME_LOSSES,
+    ),
+    Wrong(
         "elements for bytes",
         page('prediction["sent"] /= 4'),
         says="those are elements",
@@ -556,11 +592,11 @@ WRONG["16.capstone"] = [
         "the lesson's numbers",
         page(
             'plan |= {"stage": 3, "steps": 30, "save_every": 5, "kill": 12}',
-            "quiet = [round(5.5 - 0.04 * step, 3) for step in range(1, 31)]",
+            f"quiet = {LOSSES[30]}",
             'measurement |= {"stage": 3, "steps": 30, "save_every": 5, "undisturbed": quiet}',
             'measurement |= {"killed": quiet[:12], "resumed_at": 10, "went_on": quiet[10:]}',
-            'measurement["sent"] = [242_000, 242_000]',
-            'prediction |= {"sent": 240_000, "goodput": 30 / 32}',
+            'measurement["sent"] = [271_888, 262_109]',
+            'prediction |= {"sent": 257_280, "goodput": 30 / 32}',
             'explanation = explanation.replace("step 8", "step 10")',
         ),
         says="These are the numbers of the lesson",
@@ -621,6 +657,8 @@ PROMISES = {
         "the losses and the weights of the undisturbed run": (*SAME_LOSSES, ""),
         "by the formula of your stage": (*FORMULA, ""),
         "steps that will be done twice": (*COMMITS, ""),
+        "trains the first steps of your plan again": (*SAME_LOSSES, ""),
+        "as the lesson has them": (*SAME_LOSSES, ""),
         "at least 25 different words": (*EXPLAINS, ""),
         "another stage, another interval or another kill": (*OWN, ""),
         "A prediction may be wrong": None,
@@ -633,6 +671,7 @@ PROMISES = {
 
 ALIKE = "all nodes have as many ranks"
 ONCE = "it is called once in a process"
+A_BYTE = "a byte in a hundred thousand: what is rounded up is more"
 EQUIVALENT = {
     "16.hierarchical": {
         '`def hierarchical(nodes): """A function that adds a tensor...` -> '
@@ -650,6 +689,24 @@ EQUIVALENT = {
         "`if rank & distance: mine, other = (other, mine)` -> if not rank & distance": (
             "the partners keep the other half each"
         ),
+        "`for request in dist.batch_isend_irecv(messages) if messag...` -> [-1:]": (
+            "the receive is waited for: what the partner sends next shows that ours has come, and "
+            "after the last round nothing is changed"
+        ),
+    },
+    "16.capstone": {
+        '`def page(): """Four parts, in a dict. plan: {"nodes", "ra...` -> '
+        "its first result, kept": ONCE,
+        "`15` -> `14`": "a step may end after the kill, before the peer is missed",
+        "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880`": "times one",
+        "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880 / (2 - 1)`": "times one",
+        "`2 - 1` -> `1`": "the same number",
+        "`42880` -> `42881` (#2)": A_BYTE,
+        "`42880` -> `42879` (#2)": A_BYTE,
+        "`197917` -> `197918`": A_BYTE,
+        "`197917` -> `197916`": A_BYTE,
+        "`177186` -> `177187`": A_BYTE,
+        "`177186` -> `177185`": A_BYTE,
     },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }

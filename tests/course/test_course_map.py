@@ -109,6 +109,7 @@ def test_tables_and_sums_have_second_notebooks_too():
     assert "6 notebooks are written and take 180 minutes" in blocks["sums"]
     assert "take 30 more, for 7 points. 2 lessons are planned" in " ".join(blocks["sums"].split())
     assert "`00 → 01 → 03b → 05`" in blocks["way"]
+    assert ("planned" in pages._map(COURSE)["sums"]) == bool(COURSE.planned)
     rows = re.findall(r"^\| \[?(\d\db?) ", blocks["table"], re.M)
     assert rows == list(BY_NUMBER)
     assert "| [01b Memory](01b_memory.ipynb) (can wait) | 30 min |" in blocks["table"]

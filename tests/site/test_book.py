@@ -287,6 +287,16 @@ def test_a_browser_asks_nobody_else_and_has_no_complaint(site):
         for name, turned in turns(page, site):
             assert len(set(turned)) == len(turned) > 5, f"{name}: a position without a state"
         search_leads_to(page, site, "张量并行", "GLOSSARY")
+        for words, card in {
+            "zero redundancy mean": "zero.html#q14",
+            "零冗余": "zero.html#q14",
+            "冗余零": "zero.html#q14",  # not in this order: found sign by sign
+        }.items():
+            search_leads_to(page, site, words, card, "#dz-cards")
+            page.locator(f"#dz-cards a[href$='{card}']").click()
+            page.wait_for_function(  # it scrolls to the card
+                "Math.abs(document.getElementById('q14').getBoundingClientRect().top) < 100"
+            )
         browser.close()
     assert [url for url in asked if urlsplit(url).scheme not in ("file", "data")] == []
     assert complaints == []
@@ -316,13 +326,13 @@ def turns(page, site):
     yield "calculator", shown
 
 
-def search_leads_to(page, site, words: str, name: str) -> None:
+def search_leads_to(page, site, words: str, name: str, results: str = "#search-results") -> None:
     """Search the site for `words`, from a file, without a server, until the page `name` is found.
 
     The list of results grows while one looks at it.
     """
     page.goto(f"{site['search.html'].path.as_uri()}?q={words}")
-    page.locator(f"#search-results li a[href*='{name}']").first.wait_for(timeout=20_000)
+    page.locator(f"{results} li a[href*='{name}']").first.wait_for(timeout=20_000)
 
 
 @pytest.mark.slow

@@ -36,6 +36,23 @@ def test_every_card_is_on_one_page_with_both_answers():
     assert all(words.zh in PAGES["index"] for words in topics().values())
 
 
+def test_a_search_leads_to_the_mark_of_each_card():
+    places = [card["at"] for card in questions.searched()]
+    assert len(places) == len(set(places)) == len(cards())
+    for place in places:
+        name, _, mark = place.removeprefix("questions/").partition(".html#")
+        assert f"\n({mark.upper()})=\n### {mark.upper()} · " in PAGES[name]
+
+
+def test_no_two_links_of_a_card_have_the_same_words():
+    for page in PAGES.values():
+        for line in page.splitlines():
+            if line.startswith("- Proved by a run"):
+                words = re.findall(r"\[([^\]]+)\]\(#cell-[^)]+\)", line)
+                assert words and len(words) <= questions.MOST_CELLS
+                assert len({*words}) == len(words), line
+
+
 def test_the_first_page_leads_to_all_others():
     first, *others = PAGES
     assert first == "index"
@@ -62,6 +79,7 @@ def test_a_mark_stands_before_its_cell_and_nothing_else_changes(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
+        ("1. Pad. 2. Cut.", r"1\. Pad. 2. Cut."),
         ("a * b < c", r"a \* b \< c"),
         ("`x * y` is [1]", r"`x * y` is \[1\]"),
         ("all_reduce, 2Ψ(N−1)/N", "all_reduce, 2Ψ(N−1)/N"),

@@ -67,15 +67,23 @@ class Host:
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """They are gone afterwards, and whatever still runs in them is ended."""
+def two_hosts(*names: str) -> Iterator[tuple[Host, Host]]:
+    """They are gone afterwards, and whatever still runs in them is ended.
+
+    names: of the first and the second, by which programs on both find them.
+    """
     own = os.getpid()
     hosts = [Host(f"ddpz-{own}-{n}", f"10.77.0.{n + 1}", f"cable{n}") for n in range(2)]
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)
 
+    known = "".join(f"{h.address} {name}\n" for h, name in zip(hosts, names, strict=False))
+    files = [Path("/etc/netns", host.name) for host in hosts if names]
     try:
+        for folder in files:  # `ip netns exec` lays what is in it over /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
         for host in hosts:
             ip("netns", "add", host.name)
         (a, b) = hosts
@@ -90,3 +98,5 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in hosts:
             host.end()
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True)
+        for folder in files:
+            shutil.rmtree(folder)

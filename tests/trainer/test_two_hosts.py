@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hosts import ROOT, Host, missing, two_hosts
 from test_train_faults import recipe_of, words
 from train_state import assert_same, state
@@ -215,12 +216,41 @@ def test_slurm_trains_on_two_nodes(tmp_path):
 # ---- Kubernetes ----
 
 
+def manifest() -> tuple[dict, dict]:
+    """The service and the job."""
+    service, job = yaml.safe_load_all((ROOT / "deploy" / "train-job.yaml").read_text())
+    return service, job
+
+
+@pytest.mark.extra
+@needs_hosts
+def test_what_the_pods_run_trains_on_two_hosts_that_know_each_other_by_name(tmp_path):
+    """Its command, words and variables; a folder is the volume, and the cluster sets NODE."""
+    _, job = manifest()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (volume,) = (v for v in container["volumeMounts"] if v["name"] == "runs")
+    command = container["command"] + [
+        word.replace(volume["mountPath"], str(tmp_path)) for word in container["args"]
+    ]
+    environ = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    with two_hosts("ddpz-0.ddpz", "ddpz-1.ddpz") as hosts:
+        pods = [host.start(command, environ | {"NODE": str(n)}) for n, host in enumerate(hosts)]
+        said = ""
+        while "step 10/1000" not in said:
+            line = pods[0].stdout.readline()
+            assert line, said
+            said += line
+        for host in hosts:
+            host.end()
+        said += "".join(output(pod) for pod in pods)
+    assert "node 1 of 2 (10.77.0.2, cable1) meets the others at ddpz-0.ddpz:29500" in said
+    assert "ZeRO-3 on 4 ranks over gloo" in said
+
+
 @pytest.mark.extra
 def test_the_manifest_is_valid_and_each_pod_is_a_node():
     kubernetes = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    import yaml
-
-    service, job = yaml.safe_load_all((ROOT / "deploy" / "train-job.yaml").read_text())
+    service, job = manifest()
     for document in (service, job):
         kubernetes.validate(document, kubernetes.latest_version(), strict=True)
     spec, pod = job["spec"], job["spec"]["template"]["spec"]

@@ -231,7 +231,7 @@ def _halving_cases(rng: torch.Generator) -> list[Case]:
         case(3, 12, kind="any"),
         case(6, 40, 40, kind="any"),
         case(7, 24, kind="any"),
-        case(4, 11, 3, 1, kind="uneven"),
+        case(4, 11, 30, 1, kind="uneven"),
         case(8, 13, kind="uneven", form="float64"),
         case(5, 2, kind="uneven"),
     ]

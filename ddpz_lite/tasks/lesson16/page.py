@@ -1,9 +1,15 @@
-"""The capstone's page: a plan, a prediction, a measurement and an explanation, held together."""
+"""The capstone's page: a plan, a prediction, a measurement and an explanation, held together.
+
+What was measured is held against a run, too: text, model and seed are known, so the judge trains
+the same steps again, in one process, and the losses on the page must be those.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +26,39 @@ PARTS = {"plan": PLAN, "prediction": PREDICTION, "measurement": MEASUREMENT}
 LISTS = {"sent": int, "undisturbed": float, "killed": float, "went_on": float, "weights": str}
 LESSON = {"stage": 3, "steps": 30, "save_every": 5, "kill": 12}
 WORDS = 25  # an explanation in less explains nothing
+TEXT = Path(__file__).resolve().parents[2] / "data" / "alice.txt"
+MODEL = {"context": 32, "layers": 2, "heads": 2, "width": 32, "batch": 4}
+REPLAYED = 40  # steps at most that are trained again
+ROUNDING = 1e-3  # of a loss: four digits are printed, and another machine adds in another order
 Page = dict[str, Any]
+
+
+@lru_cache
+def replay(ranks: int, steps: int) -> tuple[int, list[float]]:
+    """(parameters, the losses of the first steps) of the run that a plan describes.
+
+    One process takes the windows of all ranks; the stage does not change a loss.
+    """
+    from ...data import corpus
+    from ...trainer.batches import Batches
+    from ...trainer.loop import build, learning_rate, shard, update
+    from ...trainer.recipe import Recipe
+
+    sizes = MODEL | {"batch": ranks * MODEL["batch"]}
+    recipe, text, losses = Recipe(text=str(TEXT), steps=steps, **sizes), corpus(TEXT), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a rank has; so small a model gains nothing by more
+    with torch.random.fork_rng(devices=[]):  # the notebook's own random numbers stay as they are
+        torch.manual_seed(recipe.seed)
+        gpt = build(recipe, text)
+        model, optimizer = shard(recipe, gpt)
+        stream = iter(Batches(text, "train", recipe, torch.device("cpu")))
+        for done in range(min(steps, REPLAYED)):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, done)
+            losses.append(update(recipe, model, optimizer, stream, 1)[0].item())
+    torch.set_num_threads(threads)
+    return gpt.num_params(), losses
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -106,6 +144,16 @@ def _undisturbed(page: Page) -> str | None:
         return f"The undisturbed run has {len(quiet)} losses for {steps} steps."
     if not all(map(math.isfinite, quiet)) or not quiet[-1] < quiet[0]:
         return "The undisturbed run has learned nothing: its last loss is not below its first."
+    parameters, losses = replay(page["plan"]["ranks"], steps)
+    if got["parameters"] != parameters:
+        return f"The capstone's model has {parameters:,} parameters, not {got['parameters']:,}."
+    for step, (loss, again) in enumerate(zip(quiet, losses, strict=False), 1):
+        if abs(loss - again) > ROUNDING * again:
+            return (
+                f"Step {step} has the loss {loss} on the page. This check has trained the same "
+                f"steps, from the same seed and text, and there it was {again:.4g}: copy what the "
+                "last cell of the capstone prints."
+            )
     for name, begin in (("killed", 0), ("went_on", resumed)):
         for step, (loss, wanted) in enumerate(
             zip(got[name], quiet[begin:], strict=False), begin + 1

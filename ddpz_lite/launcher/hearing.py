@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..wire.ledger import uncollected
 from .control import Inbox
 from .failure import Failure, Folder, from_exception, from_status
 from .forkserver import ForkServerGone
@@ -97,9 +98,9 @@ class Hearing:
         try:
             for kind, body in inbox.frames():
                 if kind == "result":
-                    self.results[rank], self.histories[rank] = pickle.loads(body)
+                    self.results[rank], self.histories[rank] = _loads(body)
                 elif kind == "raised":
-                    told = pickle.loads(body)
+                    told = _loads(body)
                     self.histories[rank] = told["history"]
                     self.failures.append(from_exception(rank, time.monotonic(), told))
                 elif kind == "bar":
@@ -159,3 +160,9 @@ class Hearing:
             self.failures.append(from_status(rank, time.monotonic(), status, self.folder))
         elif rank in self.results and status != 0 and not self.killed:
             print(f"[rank {rank}] returned, then its process ended with status {status}")
+
+
+def _loads(body: bytes) -> Any:
+    """What a rank has pickled; a history may have a million records."""
+    with uncollected():
+        return pickle.loads(body)

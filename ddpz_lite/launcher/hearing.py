@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..wire.ledger import uncollected
 from .control import Inbox
 from .failure import Failure, Folder, from_exception, from_status
 from .forkserver import ForkServerGone
@@ -100,9 +101,9 @@ class Hearing:
         try:
             for kind, body in inbox.frames():
                 if kind == "result":
-                    self.results[rank], self.histories[rank] = pickle.loads(body)
+                    self.results[rank], self.histories[rank] = _loads(body)
                 elif kind == "raised":
-                    told = pickle.loads(body)
+                    told = _loads(body)
                     self.histories[rank] = told["history"]
                     self.failures.append(from_exception(rank, time.monotonic(), told))
                 elif kind == "bar":
@@ -172,3 +173,9 @@ class Hearing:
         print(f"[rank {death.rank}] {death.sentence}", flush=True)
         if self._bar:
             self._bar.forget(death.rank)
+
+
+def _loads(body: bytes) -> Any:
+    """What a rank has pickled; a history may have a million records."""
+    with uncollected():
+        return pickle.loads(body)

@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ddpz_lite.show.canvas import figure, house_style, legend_above
 from ddpz_lite.show.page import show_figure
 from ddpz_lite.show.style import in_seconds, look, seconds_unit
-from ddpz_lite.stretches import gaps, length
+from ddpz_lite.stretches import Stretch, gaps, length
+
+Rows = list[dict[tuple[str, str], list[Stretch]]]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One stretch of one rank, in seconds since the first event of the run.
+def bars(run: Any) -> Rows:
+    """For each rank {(lane, name): its stretches}, on one clock that starts with the first of them.
 
-    lane: "compute" or "traffic".
+    lane: "compute" or "traffic". Stretches are in order of their start, names of their first.
     """
-
-    rank: int
-    lane: str
-    name: str
-    start: float
-    end: float
-
-
-def bars(run: Any) -> list[Bar]:
-    """The spans and collectives of a run, on one clock that starts with the first of them."""
-    found = [(s.rank, "compute", s.name, s.started, s.finished) for s in run.spans]
-    found += [
-        (r.rank, "traffic", r.op, r.started, r.finished)
-        for r in run.ledger
-        if r.finished is not None
-    ]
-    if not found:
+    rows: Rows = [defaultdict(list) for _ in range(run.world_size)]
+    ended = [r for r in run.ledger if r.finished is not None]
+    if not run.spans and not ended:
         raise ValueError(
             "show.timeline: this run recorded nothing. Launch with record=True, and let the ranks "
             "call a collective "
             'or open a span: with dz.span("forward"): ...'
         )
-    zero = min(started for *_, started, _ in found)
-    return sorted(
-        (
-            Bar(rank, lane, name, started - zero, finished - zero)
-            for rank, lane, name, started, finished in found
-        ),
-        key=lambda bar: (bar.rank, bar.start),
-    )
+    zero = min(one.started for one in chain(run.spans, ended))
+    for s in run.spans:
+        rows[s.rank]["compute", s.name].append((s.started - zero, s.finished - zero))
+    for r in ended:
+        rows[r.rank]["traffic", r.op].append((r.started - zero, r.finished - zero))
+    for row in rows:
+        for stretches in row.values():
+            stretches.sort()
+    return [dict(sorted(row.items(), key=lambda item: item[1][0])) for row in rows]
 
 
 def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
@@ -57,14 +47,15 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
     is idle when it is neither in a span nor in a collective; where a run has no spans nobody knows,
     so the shade reads "outside collectives". Raises ValueError for a run that recorded nothing.
     """
-    all_bars = bars(run)
-    table, alt = _timeline_table(run.world_size, all_bars), _timeline_alt(run.world_size, all_bars)
-    until = max(bar.end for bar in all_bars)
+    rows = bars(run)
+    until = max(end for row in rows for stretches in row.values() for _, end in stretches)
+    free = [gaps(chain(*row.values()), until) for row in rows]
+    table, alt = _timeline_table(rows, free), _timeline_alt(rows, free, until)
     unit, unit_name = seconds_unit(until)
     fig, axes = figure(height=min(1.5 + 0.62 * run.world_size, 14))
     with house_style():
         axes.set_title(title)
-        handles = _draw_bars(axes, run.world_size, all_bars, until, unit)
+        handles = _draw_bars(axes, rows, free, until, unit)
         axes.set_yticks(range(run.world_size), [f"rank {rank}" for rank in range(run.world_size)])
         axes.set_ylim(run.world_size - 0.5, -0.5)
         axes.set_xlim(0, until / unit * 1.005)
@@ -75,119 +66,112 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
 
 
 def _draw_bars(
-    axes: Any, world: int, all_bars: Sequence[Bar], until: float, unit: float
+    axes: Any, rows: Rows, free: Sequence[list[Stretch]], until: float, unit: float
 ) -> dict[str, Any]:
     """Draw all bars and the idle time; returns {label: handle} for the legend."""
-    ordered = sorted(all_bars, key=lambda bar: (bar.lane, bar.start))
-    names = list(dict.fromkeys(bar.name for bar in ordered))
+    names = _by_time(rows)
     lanes = {"compute": (-0.38, 0.36), "traffic": (0.02, 0.36)}  # offset from the row, height
-    if not any(bar.lane == "compute" for bar in all_bars):
+    if not _names(rows, "compute"):
         lanes["traffic"] = (-0.38, 0.76)
-    both_ways = _send_while_receiving(all_bars)
+    both_ways = any(_sends_while_receiving(row) for row in rows)
     least = until / 400  # the narrowest bar that can be seen
     handles: dict[str, Any] = {}
-    for rank in range(world):
-        mine = [bar for bar in all_bars if bar.rank == rank]
-        free = [(start / unit, (end - start) / unit) for start, end in gaps(_times(mine), until)]
-        idle = axes.broken_barh(free, (rank - 0.38, 0.76), facecolor=look("idle").color)
-        groups = [[bar for bar in mine if (bar.lane, bar.name) == key] for key in _keys(mine)]
+    for rank, row in enumerate(rows):
+        shade = [(start / unit, (end - start) / unit) for start, end in _visible(free[rank], least)]
+        idle = axes.broken_barh(shade, (rank - 0.38, 0.76), facecolor=look("idle").color)
         # A span inside another is drawn on top of it: the long ones first.
-        for group in sorted(groups, key=lambda group: -max(bar.end - bar.start for bar in group)):
-            lane, name, style = group[0].lane, group[0].name, look(group[0].name, names)
+        longest = {key: max(end - start for start, end in row[key]) for key in row}
+        for lane, name in sorted(row, key=longest.__getitem__, reverse=True):
+            style = look(name, names)
             offset, height = lanes[lane]
             if both_ways and name in ("send", "recv"):  # side by side: neither hides the other
                 height /= 2
                 offset += height * (name == "recv")
-            extents = [(bar.start / unit, max(bar.end - bar.start, least) / unit) for bar in group]
+            seen = _visible(row[lane, name], least)
+            extents = [(start / unit, max(end - start, least) / unit) for start, end in seen]
             handles[name] = axes.broken_barh(extents, (rank + offset, height))
             handles[name].set(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge)
             handles[name].set(linewidth=0.3)
-    return {name: handles[name] for name in names} | {_free_name(all_bars): idle}
+    return {name: handles[name] for name in names} | {_free_name(rows): idle}
 
 
-def _send_while_receiving(all_bars: Sequence[Bar]) -> bool:
+def _visible(stretches: Iterable[Stretch], least: float) -> list[Stretch]:
+    """Stretches in order, with narrow ones joined where they would be drawn on top of each other.
+
+    What is drawn is no more than fits, however many calls there were.
+    """
+    seen: list[Stretch] = []
+    reach = -math.inf  # where what is drawn of the last ones ends, if they were narrow
+    for start, end in stretches:
+        narrow = end - start < least
+        if narrow and start <= reach:
+            seen[-1] = (seen[-1][0], max(seen[-1][1], end))
+        else:
+            seen.append((start, end))
+        reach = start + least if narrow else -math.inf
+    return seen
+
+
+def _sends_while_receiving(row: dict[tuple[str, str], list[Stretch]]) -> bool:
     """Whether a rank sends and receives at the same time anywhere in the run."""
-    for rank in {bar.rank for bar in all_bars}:
-        sends, recvs = (
-            [
-                (b.start, b.end)
-                for b in all_bars
-                if (b.rank, b.name, b.lane) == (rank, op, "traffic")
-            ]
-            for op in ("send", "recv")
-        )
-        if length(sends) + length(recvs) > length([*sends, *recvs]) * (1 + 1e-9):
-            return True
-    return False
+    sends, recvs = (row.get(("traffic", op), []) for op in ("send", "recv"))
+    return length(sends) + length(recvs) > length([*sends, *recvs]) * (1 + 1e-9)
 
 
-def _keys(some: Iterable[Bar]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((bar.lane, bar.name) for bar in some))
+def _names(rows: Rows, *lanes: str) -> list[str]:
+    """The names in these lanes, in the order of the ranks and on each by time."""
+    return list(dict.fromkeys(name for row in rows for lane, name in row if lane in lanes))
 
 
-def _free_name(all_bars: Sequence[Bar]) -> str:
+def _by_time(rows: Rows) -> list[str]:
+    """All names in the order in which they first happened, those of spans first."""
+    first: dict[tuple[str, str], float] = {}
+    for row in rows:
+        for key, stretches in row.items():
+            first[key] = min(stretches[0][0], first.get(key, math.inf))
+    ordered = sorted(first, key=lambda key: (key[0], first[key]))
+    return list(dict.fromkeys(name for _, name in ordered))
+
+
+def _free_name(rows: Rows) -> str:
     """What a stretch without a bar is called: without spans nobody knows that a rank was idle."""
-    known = any(bar.lane == "compute" for bar in all_bars)
-    return "idle" if known else "outside collectives"
+    return "idle" if _names(rows, "compute") else "outside collectives"
 
 
-def _times(some: Iterable[Bar]) -> list[tuple[float, float]]:
-    return [(bar.start, bar.end) for bar in some]
-
-
-def _timeline_table(world: int, all_bars: Sequence[Bar]) -> list[list[Any]]:
-    spans = list(dict.fromkeys(bar.name for bar in all_bars if bar.lane == "compute"))
-    ops = list(dict.fromkeys(bar.name for bar in all_bars if bar.lane == "traffic"))
-    until = max(bar.end for bar in all_bars)
-    free = f"{_free_name(all_bars)}, ms"
+def _timeline_table(rows: Rows, free: Sequence[list[Stretch]]) -> list[list[Any]]:
+    spans, ops = _names(rows, "compute"), _names(rows, "traffic")
     head = ["rank", *(f"{name}, ms" for name in spans)]
-    head += [text for op in ops for text in (f"{op}, calls", f"{op}, ms")] + [free]
-    rows: list[list[Any]] = [head]
-    for rank in range(world):
-        mine = [bar for bar in all_bars if bar.rank == rank]
-        row: list[Any] = [rank]
-        row += [
-            _ms(bar for bar in mine if bar.lane == "compute" and bar.name == name) for name in spans
-        ]
+    head += [text for op in ops for text in (f"{op}, calls", f"{op}, ms")]
+    table: list[list[Any]] = [[*head, f"{_free_name(rows)}, ms"]]
+    for rank, row in enumerate(rows):
+        line: list[Any] = [rank, *(_ms(row.get(("compute", name), [])) for name in spans)]
         for op in ops:
-            calls = [bar for bar in mine if bar.lane == "traffic" and bar.name == op]
-            row += [len(calls), _ms(calls)]
-        rows.append(
-            [*row, round(1e3 * sum(end - start for start, end in gaps(_times(mine), until)), 3)]
-        )
-    return rows
+            calls = row.get(("traffic", op), [])
+            line += [len(calls), _ms(calls)]
+        table.append([*line, _ms(free[rank])])
+    return table
 
 
-def _ms(some: Iterable[Bar]) -> float:
-    return round(1e3 * length(_times(some)), 3)
+def _ms(some: Iterable[Stretch]) -> float:
+    return round(1e3 * length(some), 3)
 
 
-def _timeline_alt(world: int, all_bars: Sequence[Bar]) -> str:
-    until = max(bar.end for bar in all_bars)
-    names = list(dict.fromkeys(bar.name for bar in all_bars))
-    means = [(name, length_of(all_bars, name, world) / world) for name in names]
-    each = ", ".join(f"{name} {in_seconds(mean)}" for name, mean in means)
-    free = [
-        (
-            sum(
-                end - start
-                for start, end in gaps(_times(b for b in all_bars if b.rank == rank), until)
-            ),
-            rank,
-        )
-        for rank in range(world)
-    ]
-    most, rank = max(free, key=lambda pair: (pair[0], -pair[1]))
-    word = _free_name(all_bars).capitalize()
+def _timeline_alt(rows: Rows, free: Sequence[list[Stretch]], until: float) -> str:
+    world = len(rows)
+    each = ", ".join(
+        f"{name} {in_seconds(_length_of(rows, name) / world)}"
+        for name in _names(rows, "compute", "traffic")
+    )
+    idle = [length(some) for some in free]
+    most = max(idle)
     return (
         f"Timeline of {world} ranks over {in_seconds(until)}. Mean per rank: {each}. "
-        f"{word} the longest: rank {rank}, {100 * most / until if until else 0:.0f}% of the time."
+        f"{_free_name(rows).capitalize()} the longest: rank {idle.index(most)}, "
+        f"{100 * most / until if until else 0:.0f}% of the time."
     )
 
 
-def length_of(all_bars: Sequence[Bar], name: str, world: int) -> float:
+def _length_of(rows: Rows, name: str) -> float:
     """Seconds in bars of one name, added over the ranks; overlaps within a rank count once."""
-    return sum(
-        length(_times(b for b in all_bars if b.name == name and b.rank == rank))
-        for rank in range(world)
-    )
+    lanes = ("compute", "traffic")
+    return sum(length(chain(*(row.get((lane, name), []) for lane in lanes))) for row in rows)

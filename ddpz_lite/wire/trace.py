@@ -13,9 +13,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from .. import __version__
 from .ledger import Record, Span
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 CALL, SPAN, WAIT = "communication", "span", "wait"  # categories of our events
 MAKER = "ddpz-lite"
 FIELDS = ("seq", "dtype", "elements", "bytes_sent", "where", "group", "peer", "group_seq")
+_FIELDS_OF = attrgetter(*FIELDS)
+AT_ONCE = 10_000  # events that are in memory while they are written
 APART = 1 << 40  # between the ids of two ranks' profilers
 
 
@@ -50,30 +54,43 @@ class _Clock:
         return round((seconds - self.ahead) / (1 + self.gains) * 1e9)
 
 
+class _Stretch(NamedTuple):
+    """Something with two ends, in nanoseconds; `end` is infinite where it never ended."""
+
+    start: int
+    end: float
+    what: Record | Span
+
+    @classmethod
+    def of(cls, clock: _Clock, start: float, end: float | None, what: Record | Span) -> _Stretch:
+        return cls(clock.true(start), math.inf if end is None else clock.true(end), what)
+
+
 def write_trace(
     path: str | os.PathLike[str],
     run: Run,
     offsets: Sequence[float | tuple[float, float]] | None = None,
     profiles: Iterable[str | os.PathLike[str]] = (),
 ) -> None:
-    """See `Run.trace`."""
+    """See `Run.trace`. A rank's events are made while they are written, so a long run fits."""
     clocks = _clocks(run.world_size, offsets)
-    events = [
-        event for rank in range(run.world_size) for event in _of_rank(run, rank, clocks[rank])
+    ranks = _by_rank(run)
+    foreign = [
+        event
+        for place, profile in enumerate(profiles, 1)
+        for event in _of_profile(Path(profile), run, clocks, 1000 * place)
     ]
-    for place, profile in enumerate(profiles, 1):
-        events += _of_profile(Path(profile), run, clocks, 1000 * place)
-    if not any(event["ph"] != "M" for event in events):
+    begins = [
+        clocks[rank].true(min(one.started for one in (*spans, *calls)))
+        for rank, (spans, calls) in enumerate(ranks)
+        if spans or calls
+    ]
+    begins += [event["ts"] for event in foreign if "ts" in event]
+    if not begins:
         raise ValueError(
             "trace: this run recorded nothing. Cure: launch with record=True, and let the ranks "
             'call a collective or open a span: with dz.span("step"): ...'
         )
-    earliest = min(event["ts"] for event in events if "ts" in event)
-    for event in events:
-        if "ts" in event:  # from nanoseconds to the format's microseconds; none is negative
-            event["ts"] = (event["ts"] - min(earliest, 0)) / 1000
-        if "dur" in event:
-            event["dur"] /= 1000
     facts = {
         "made_by": f"{MAKER} {__version__}",
         "world_size": run.world_size,
@@ -82,8 +99,37 @@ def write_trace(
         "offset_seconds": [clock.ahead for clock in clocks],
         "offset_gained_per_second": [clock.gains for clock in clocks],
     }
-    whole = {"displayTimeUnit": "ms", "otherData": facts, "traceEvents": events}
-    Path(path).write_text(json.dumps(whole))
+    first = run.world_size  # to Perfetto thread 0 is none, and one numbered as its process the main
+    of_ranks = (_of_rank(rank, *ranks[rank], clocks[rank], first) for rank in range(first))
+    events = chain(*of_ranks, foreign)
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": facts, "traceEvents": []})
+    with open(path, "w") as file:
+        file.write(head.removesuffix("]}"))
+        _write(file, events, min(*begins, 0))
+        file.write("]}")
+
+
+def _by_rank(run: Run) -> list[tuple[list[Span], list[Record]]]:
+    """(spans, records) of each rank."""
+    ranks: list[tuple[list[Span], list[Record]]] = [([], []) for _ in range(run.world_size)]
+    for span in run.spans:
+        ranks[span.rank][0].append(span)
+    for record in run.ledger:
+        ranks[record.rank][1].append(record)
+    return ranks
+
+
+def _write(file: TextIO, events: Iterator[dict[str, Any]], zero: int) -> None:
+    """Events with nanoseconds, in the microseconds of the format since `zero`: none is negative."""
+    separator = ""
+    while some := list(islice(events, AT_ONCE)):
+        for event in some:
+            if "ts" in event:
+                event["ts"] = (event["ts"] - zero) / 1000
+            if "dur" in event:
+                event["dur"] /= 1000
+        file.write(separator + json.dumps(some)[1:-1])
+        separator = ", "
 
 
 def _clocks(world: int, offsets: Sequence[float | tuple[float, float]] | None) -> list[_Clock]:
@@ -100,29 +146,20 @@ def _clocks(world: int, offsets: Sequence[float | tuple[float, float]] | None) -
 # -- a rank's own events ---------------------------------------------------------------------------
 
 
-def _of_rank(run: Run, rank: int, clock: _Clock) -> Iterator[dict[str, Any]]:
-    """All events of one rank, and the names of its process and its tracks."""
+def _of_rank(
+    rank: int, named: list[Span], ledger: list[Record], clock: _Clock, track: int
+) -> Iterator[dict[str, Any]]:
+    """All events of one rank, and the names of its process and its tracks, from `track` on."""
     yield from _process(rank, f"rank {rank}")
-    spans, calls = [], []
-    for span in run.spans:
-        if span.rank == rank:
-            spans.append(_event(SPAN, span.name, clock, span.started, span.finished, {}))
-    for record in run.ledger:
-        if record.rank != rank:
-            continue
-        args = {name: getattr(record, name) for name in FIELDS}
-        calls.append(_event(CALL, record.op, clock, record.started, record.finished, args))
-        if record.waited:
-            spans.append(
-                _event(WAIT, f"wait: {record.op}", clock, *record.waited, {"seq": record.seq})
-            )
-    track = run.world_size  # to Perfetto thread 0 is none, and one numbered as its process the main
-    for name, events, nested in (("spans", spans, True), ("communication", calls, False)):
-        lanes = _lanes(events, nested)
+    spans = [_Stretch.of(clock, s.started, s.finished, s) for s in named]
+    spans += [_Stretch.of(clock, *r.waited, r) for r in ledger if r.waited]
+    calls = [_Stretch.of(clock, r.started, r.finished, r) for r in ledger]
+    for name, stretches, nested in (("spans", spans, True), ("communication", calls, False)):
+        lanes = _lanes(stretches, nested)
         for lane in range(max(lanes, default=-1) + 1):
             yield from _track(rank, track + lane, name)
-        for event, lane in zip(events, lanes, strict=True):
-            yield {**event, "pid": rank, "tid": track + lane}
+        for stretch, lane in zip(stretches, lanes, strict=True):
+            yield _event(stretch, wait=nested, pid=rank, tid=track + lane)
         track += max(lanes, default=-1) + 1
 
 
@@ -139,31 +176,44 @@ def _track(pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
     yield {**here, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _event(
-    category: str, name: str, clock: _Clock, start: float, end: float | None, args: dict[str, Any]
-) -> dict[str, Any]:
+def _event(stretch: _Stretch, wait: bool, pid: int, tid: int) -> dict[str, Any]:
     """A stretch, in nanoseconds; one that never ended only begins."""
-    event = {"ph": "X", "cat": category, "name": name, "ts": clock.true(start), "args": args}
-    if end is None:
-        return {**event, "ph": "B"}
-    return {**event, "dur": clock.true(end) - event["ts"]}
+    start, end, what = stretch
+    if isinstance(what, Span):
+        category, name, args = SPAN, what.name, {}
+    elif wait:
+        category, name, args = WAIT, f"wait: {what.op}", {"seq": what.seq}
+    else:
+        category, name = CALL, what.op
+        args = dict(zip(FIELDS, _FIELDS_OF(what), strict=True))
+    event = {"ph": "X", "cat": category, "name": name, "ts": start, "args": args}
+    event |= {"pid": pid, "tid": tid}
+    if end == math.inf:
+        event["ph"] = "B"
+    else:
+        event["dur"] = end - start
+    return event
 
 
-def _lanes(events: Sequence[dict[str, Any]], nested: bool) -> list[int]:
-    """The track of each event, such that on one track all are apart, or one inside the other."""
-    lanes = [0] * len(events)
+def _lanes(stretches: Sequence[_Stretch], nested: bool) -> list[int]:
+    """The track of each stretch, such that on one track all are apart, or one inside the other."""
+    lanes = [0] * len(stretches)
     tracks: list[list[float]] = []  # of each, the ends of what is open, innermost last
-    ends = [event["ts"] + event.get("dur", math.inf) for event in events]
-    for index in sorted(range(len(events)), key=lambda i: (events[i]["ts"], -ends[i])):
-        for track in tracks:
-            while track and track[-1] <= events[index]["ts"]:
-                track.pop()
-        fits = (not t or (nested and ends[index] <= t[-1]) for t in tracks)
-        lanes[index] = next((lane for lane, fit in enumerate(fits) if fit), len(tracks))
+    for index in sorted(range(len(lanes)), key=lambda i: (stretches[i].start, -stretches[i].end)):
+        here = stretches[index]
+        takers = (lane for lane, track in enumerate(tracks) if _takes(track, here, nested))
+        lanes[index] = next(takers, len(tracks))
         if lanes[index] == len(tracks):
             tracks.append([])
-        tracks[lanes[index]].append(ends[index])
+        tracks[lanes[index]].append(here.end)
     return lanes
+
+
+def _takes(track: list[float], stretch: _Stretch, nested: bool) -> bool:
+    """Whether a track has room, once what ended before has left it."""
+    while track and track[-1] <= stretch.start:
+        track.pop()
+    return not track or (nested and stretch.end <= track[-1])
 
 
 # -- what torch.profiler recorded ------------------------------------------------------------------
@@ -227,22 +277,24 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     facts = whole.get("otherData") if isinstance(whole, dict) else None
     if not isinstance(facts, dict) or not str(facts.get("made_by")).startswith(MAKER):
         raise ValueError(f"{path} is no trace of run.trace(). Cure: write it with that.")
-    ledger, spans, waits = [], [], {}
-    for event in whole["traceEvents"]:
-        rank, name = event["pid"], event["name"]
-        if event.get("cat") not in (CALL, SPAN, WAIT):
-            continue
-        start = event["ts"] / 1e6
-        end = None if event["ph"] == "B" else (event["ts"] + event["dur"]) / 1e6
+    ledger, spans = [], []
+    events = [e for e in whole["traceEvents"] if e.get("cat") in (CALL, SPAN, WAIT)]
+    waits = {(e["pid"], e["args"]["seq"]): _times(e) for e in events if e["cat"] == WAIT}
+    for event in events:
+        rank, name, (start, end) = event["pid"], event["name"], _times(event)
         if event["cat"] == SPAN:
             spans.append(Span(rank, name, start, end))
-        elif event["cat"] == WAIT:
-            waits[rank, event["args"]["seq"]] = start, end
-        else:
+        elif event["cat"] == CALL:
             args = {**event["args"], "group": tuple(event["args"]["group"])}
-            ledger.append(Record(rank=rank, op=name, started=start, finished=end, **args))
-    ledger = [replace(r, waited=waits.get((r.rank, r.seq))) for r in ledger]
+            times = {"started": start, "finished": end, "waited": waits.get((rank, args["seq"]))}
+            ledger.append(Record(rank=rank, op=name, **args, **times))
     return Trace(facts["world_size"], ledger, spans)
+
+
+def _times(event: dict[str, Any]) -> tuple[float, float | None]:
+    """When it began and ended, in seconds."""
+    start = event["ts"] / 1e6
+    return start, None if event["ph"] == "B" else (event["ts"] + event["dur"]) / 1e6
 
 
 def _load(path: Path) -> Any:

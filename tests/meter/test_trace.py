@@ -137,6 +137,15 @@ def test_a_call_that_never_ended_only_begins(tmp_path):
     assert [r.finished for r in read_trace(tmp_path / "t.json").ledger] == [None, 0.3]
 
 
+def test_a_trace_is_the_same_however_many_events_are_written_at_once(tmp_path, monkeypatch):
+    run = a_run(*(record(0, seq, seq, seq + 0.5) for seq in range(7)))
+    run.trace(tmp_path / "whole.json")
+    for at_once in (1, 2, 3):
+        monkeypatch.setattr("ddpz_lite.wire.trace.AT_ONCE", at_once)
+        run.trace(tmp_path / "parts.json")
+        assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
+
+
 def test_what_overlaps_gets_a_track_of_its_own(tmp_path):
     calls = [record(0, 0, 0.0, 0.5), record(0, 1, 0.1, 0.3), record(0, 2, 0.3, 0.4)]
     spans = [Span(0, "step", 0.0, 0.5), Span(0, "forward", 0.1, 0.2), Span(0, "other", 0.4, 0.6)]

@@ -4,7 +4,7 @@ import base64
 import io
 import re
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
@@ -220,12 +220,14 @@ def test_house_style_leaves_no_trace():
 
 
 def test_timeline_model(run):
-    bars = ranks.bars(run)
-    assert min(bar.start for bar in bars) == 0 and max(bar.end for bar in bars) == 10
+    rows = ranks.bars(run)
+    ends = [end for row in rows for stretches in row.values() for end in chain(*stretches)]
+    assert min(ends) == 0 and max(ends) == 10
     assert stretches.union([(3, 4), (0, 1), (0.5, 2)]) == [(0, 2), (3, 4)]
     assert stretches.gaps([(1, 2), (1.5, 3)], until=5) == [(0, 1), (3, 5)]
     assert stretches.gaps([(0, 5)], until=5) == []
-    table = ranks._timeline_table(2, bars)
+    free = [stretches.gaps(chain(*row.values()), until=10) for row in rows]
+    table = ranks._timeline_table(rows, free)
     assert table[0] == [
         "rank", "forward, ms", "backward, ms", "all_reduce, calls", "all_reduce, ms",
         "broadcast, calls", "broadcast, ms", "idle, ms",
@@ -250,6 +252,22 @@ def test_timeline_of_many_ranks_stays_small(shown):
     ops = [Record(r, "all_reduce", i, i + 0.5, 1) for r in range(64) for i in range(50)]
     show.timeline(Run(64, [], ops))
     assert len(shown[0]["text/html"]) < 200_000
+
+
+def test_a_timeline_draws_no_more_bars_than_can_be_told_apart(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ranks, "show_figure", lambda fig, **_: drawn.append(fig))
+    for calls in (5, 10_000):
+        show.timeline(Run(1, [], [Record(0, "all_reduce", i, i + 0.5) for i in range(calls)]))
+    few, many = (sum(len(c.get_paths()) for c in fig.axes[0].collections) for fig in drawn)
+    assert few == 5 + 4  # the calls, and what lies between them
+    assert many < 20
+
+
+def test_only_narrow_bars_are_joined():
+    wide, narrow = [(0, 5), (5, 9), (9, 9.2)], [(10.3, 10.4), (10.5, 10.6), (11.7, 11.8)]
+    joined = [*wide, (10.3, 10.6), (11.7, 11.8)]
+    assert ranks._visible([*wide, *narrow], least=1) == joined
 
 
 def test_traffic(run, shown):

@@ -32,6 +32,8 @@ from .gradient import set_own_grad
 class Scaler(Protocol):
     """What the step needs of a loss scale; see `precision.LossScale`."""
 
+    scale: float
+
     def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool: ...
 
 
@@ -66,7 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.flats: list[Flat] = []  # where the pieces lie, if this optimizer lays them
         super().__init__(params, options)
         self.comm, self.loss_scale = comm, loss_scale
-        self._ready, self._finite = False, True
+        self._ready, self._scaled, self._finite = False, False, True
+        self.before_reduce: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         if not whole:
             device = self.param_groups[0]["params"][0].device
             check_elementwise(optimizer_class, options, device)
@@ -163,7 +166,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
                 for param in owner["params"]:
                     set_own_grad(param, None)
-        self._ready = False
+        self._ready, self._scaled, self._finite = False, False, True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -196,23 +199,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return _options_of(group) | {"params": [p for p in pieces if p.numel()] or pieces[:1]}
 
     def settle(self) -> None:
-        """Reduce and unscale, once per step: clipping comes first if there is any."""
-        if self._ready and self.waits():
-            if self.loss_scale is not None:
-                raise RuntimeError(
-                    "a backward after clip_grad_norm_, which has unscaled the gradients before it. "
-                    "Cure: clip once, after the last backward."
-                )
+        """Make the gradients of the pieces those to step by: once, unless a backward follows."""
+        self.before_reduce()
+        if not self._ready or self.waits():
             self.reduce()
-        if self._ready:
-            return
-        self.reduce()
-        if self.loss_scale is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                gradients = [p.grad for p in self.pieces() if p.grad is not None]
-                device = self.pieces()[0].device
-                self._finite = self.loss_scale.unscale_(gradients, self.comm, device)
-        self._ready = True
+        if self._scaled:
+            device = self.pieces()[0].device
+            self._finite = self.loss_scale.unscale_(self._gradients(), self.comm, device)
+        self._ready, self._scaled = True, False
+
+    def receive(self) -> None:
+        """A reduced gradient comes, under fp16 times the loss scale: so must be what is there."""
+        if self.loss_scale is not None and not self._scaled:
+            self._scaled, there = True, self._gradients()
+            if there:
+                torch._foreach_mul_(there, self.loss_scale.scale)
+
+    def _gradients(self) -> list[Tensor]:
+        with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
+            return [p.grad.as_subclass(Tensor) for p in self.pieces() if p.grad is not None]
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

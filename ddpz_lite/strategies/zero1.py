@@ -52,8 +52,6 @@ class ZeRO1(ShardedOptimizer):
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
-    reduces_later = True
-
     def __init__(
         self,
         params: Any,
@@ -123,6 +121,11 @@ class ZeRO1(ShardedOptimizer):
         """Whether this rank has gradients of its own that were not reduced."""
         own = any(own_grad(p) is not None for flat in self.flats for p in flat.params)
         return own or super().waits()
+
+    @property
+    def changes_later(self) -> bool:
+        """Whether `.grad` of a parameter, outside of backward, is not yet what is stepped by."""
+        return self.comm.size > 1 or self.loss_scale is not None
 
     def settle(self) -> None:
         check_frozen(self._frozen)

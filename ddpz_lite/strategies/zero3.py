@@ -36,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
 from .flat import Flat
+from .gradient import in_backward
 from .mesh import apart
 from .precision import keeps_dtype
 from .reducer import new_backward
@@ -232,7 +233,7 @@ class ZeRO3(Replica):
     @torch.compiler.disable
     def _pre_forward(self, unit: Unit, module: nn.Module) -> bool | None:
         """Make the unit whole. Returns whether to free it afterwards; None for a recomputation."""
-        if _in_backward():
+        if in_backward():
             unit.use()
             return None
         if not self._within:
@@ -275,7 +276,7 @@ class ZeRO3(Replica):
         It stays whole until the outermost forward is over, and all through backward. Outside of a
         forward one sees shards.
         """
-        if _in_backward():
+        if in_backward():
             unit.use()
         elif self._within:
             self._reach(unit)
@@ -472,11 +473,6 @@ def tensors_in(value: Any) -> list[Tensor]:
     elif isinstance(value, list | tuple | set):
         inner = value
     return [tensor for item in inner for tensor in tensors_in(item)]
-
-
-def _in_backward() -> bool:
-    """Whether autograd runs here: a forward is then a recomputation."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _refuse_gradient(name: str, _: Tensor) -> NoReturn:

@@ -232,9 +232,10 @@ def check_elementwise(
     """Raise TypeError unless each element's update depends on that element alone.
 
     Found by trying: a 2x4 parameter is cut as ranks would cut it, each part has an optimizer of its
-    own, and three steps of all must do what three steps on the whole do, and leave the same numbers
-    in the groups. Muon (matrices), Adafactor (row and column means), L-BFGS (inner products),
-    Prodigy (sums over all parameters) and whatever divides by a global norm do not.
+    own, and three steps of all, the last with large gradients, must do what three steps on the
+    whole do, and leave the same numbers in the groups. Muon (matrices), Adafactor (row and column
+    means), L-BFGS (inner products), Prodigy (sums over all parameters) and whatever divides by a
+    global norm do not.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     values = torch.linspace(-1.0, 1.0, 8, device=device).view(2, 4)
@@ -252,8 +253,9 @@ def check_elementwise(
             ranks = [_try(optimizer_class, options, *pair) for pair in pairs]
         except Exception as error:
             raise TypeError(_unsupported(name, f"it fails on one ({error})")) from error
-        first = first or [torch.cat([after for after, _ in ranks]), ranks[0][1]]
-        if not torch.allclose(first[0], torch.cat([after for after, _ in ranks])):
+        after = torch.cat([elements for elements, _ in ranks], dim=1)  # (steps, 8)
+        first = first or [after, ranks[0][1]]
+        if not torch.allclose(first[0], after):
             raise TypeError(_unsupported(name, "an element's update depends on other elements"))
         for key, value in first[1].items():
             if not all(_same(value, numbers.get(key)) for _, numbers in ranks):
@@ -266,15 +268,16 @@ def _try(
     values: list[Tensor],
     grads: list[Tensor],
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Three steps of one rank: its elements, and the options of its group, afterwards."""
+    """Three steps of one rank: its elements after each, and at the end the options of its group."""
     parts = [nn.Parameter(part.clone()) for part in values]
-    optimizer = optimizer_class(parts, **options)
+    optimizer, after = optimizer_class(parts, **options), []
     getattr(optimizer, "train", int)()  # schedule-free ones have two modes
-    for _ in range(3):
+    for size in (1.0, 1.0, 1e3):
         for part, grad in zip(parts, grads, strict=True):
-            part.grad = grad.clone()
+            part.grad = grad * size
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in parts]), _options_of(optimizer.param_groups[0])
+        after.append(torch.cat([p.detach().flatten() for p in parts]))
+    return torch.stack(after), _options_of(optimizer.param_groups[0])
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -51,10 +51,11 @@ _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
 class ZeRO3(Replica):
     """A module whose parameters are sharded over the ranks.
 
-    `ZeRO3(module)`, then any torch optimizer on `model.parameters()`, built afterwards.
-    Once `backward()` has returned, every piece has its final `.grad`. Every rank must run the same
-    units in the same order; in backward this is not checked, so a loss that leaves out a unit's
-    output on some ranks only must add it times 0.
+    `ZeRO3(module)`, then any torch optimizer that works element by element on `model.parameters()`,
+    built afterwards. These are shards: `p.norm()` is that of this rank's part, `p.grad.norm()` that
+    of the whole. Once `backward()` has returned, every piece has its final `.grad`. Every rank must
+    run the same units in the same order; in backward this is not checked, so a loss that leaves out
+    a unit's output on some ranks only must add it times 0.
 
     Args:
         module: equal on all ranks; rank 0's values win. On the meta device: built unit by unit.
@@ -429,7 +430,8 @@ class ZeRO3(Replica):
 
         writeback: each rank keeps its shard of what was changed inside, the same on every rank.
         """
-        for unit in self.units:
+        units = [unit for unit in self.units if unit.held is not Held.SUMMONED]  # by one outside
+        for unit in units:
             unit.summon()
         try:
             yield self.module
@@ -438,7 +440,7 @@ class ZeRO3(Replica):
                     flat.write_back()
                     flat.publish().wait()
         finally:
-            for unit in self.units:
+            for unit in units:
                 unit.dismiss()
 
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:
@@ -478,8 +480,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
     raise RuntimeError(
         f"backward has come to a shard of {name}: outside of a forward a parameter is this rank's "
-        "part of it, and the loss was computed with that part. Cure: compute the term inside "
-        "forward, where parameters are whole; or stage 2."
+        "part of it, as it is in parameters() at any time, and the loss was computed with that "
+        "part. Cure: compute the term inside forward, with parameters by name, as in "
+        "self.layer.weight; or stage 2."
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from core_jobs import CASES, Recipe, build, distance, raised, reference, train
-from third_party import GlobalNorm, Lion, Prodigy, ScheduleFree
+from third_party import ClipsWithin, GlobalNorm, Lion, Prodigy, ScheduleFree
 from torch import nn
 
 import ddpz_lite as dz
@@ -162,7 +162,7 @@ def test_optimizers_that_count_in_their_groups_equal_one_process():
         assert found["Prodigy", 0]["options"][1]["d"] > 1e-2
 
 
-@pytest.mark.parametrize("kind", [GlobalNorm, Prodigy])
+@pytest.mark.parametrize("kind", [GlobalNorm, ClipsWithin, Prodigy])
 def test_optimizers_that_mix_parameters_are_refused(kind):
     for stage in (1, 2, 3):
         with pytest.raises(TypeError, match=f"{kind.__name__} cannot step on a shard"):

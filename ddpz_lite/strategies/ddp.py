@@ -79,7 +79,7 @@ class DDP(Replica):
 
     def leave(self) -> None:
         """Let go of all that is under way: it would keep the process group alive."""
-        self._reducer.reset()
+        self._reducer.abandon()
         for bucket in self.buckets:
             bucket.abandon()
 

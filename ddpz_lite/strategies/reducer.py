@@ -164,6 +164,11 @@ class Reducer:
         self._next = self._done = 0
         self._arrived: list[set[int]] = [set() for _ in self.buckets]
 
+    def abandon(self) -> None:
+        """Forget what no_sync has kept, too."""
+        self._kept = False
+        self.reset()
+
     def _ready(self, b: int, i: int, param: nn.Parameter) -> None:
         if not self.enabled:
             self._kept = True

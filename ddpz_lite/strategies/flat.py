@@ -108,6 +108,7 @@ class Layout:
 class Owner(Protocol):
     """The optimizer that steps on the pieces; see `optim.ShardedOptimizer`."""
 
+    reduces_later: bool  # a gradient of this rank's own waits for the step
     changes_later: bool  # what autograd leaves in `.grad` is not what is stepped by
     loss_scale: object | None
 

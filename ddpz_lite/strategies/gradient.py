@@ -9,8 +9,9 @@ torch's clipping, a GradScaler and loops over `p.grad` must do what they do in o
                             shard, as for its parameters
 
 The first, the second and the last are collectives, so all ranks do the same. Under fp16 what is
-seen here is unscaled, at stage 0 too. A hook inside backward sees what is there: this rank's own
-gradient (ZeRO-2 has taken it already; ZeRO-3 has a shard of the mean), under fp16 times the scale.
+seen here is unscaled, at stage 0 too, so the first look is one: all agree whether all is finite. A
+hook inside backward sees what is there: this rank's own gradient (ZeRO-2 has taken it already;
+ZeRO-3 has a shard of the mean), under fp16 times the scale.
 """
 
 from __future__ import annotations

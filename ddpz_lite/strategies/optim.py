@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
-from .gradient import set_own_grad
+from .gradient import own_grad, set_own_grad
 
 
 class Scaler(Protocol):
@@ -217,7 +217,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _gradients(self) -> list[Tensor]:
         with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
-            return [p.grad.as_subclass(Tensor) for p in self.pieces() if p.grad is not None]
+            found = [own_grad(piece) for piece in self.pieces()]
+            return [grad.as_subclass(Tensor) for grad in found if grad is not None]
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class ZeRO1(ShardedOptimizer):
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
+    reduces_later = True
+
     def __init__(
         self,
         params: Any,
@@ -125,7 +127,7 @@ class ZeRO1(ShardedOptimizer):
     @property
     def changes_later(self) -> bool:
         """Whether `.grad` of a parameter, outside of backward, is not yet what is stepped by."""
-        return self.comm.size > 1 or self.loss_scale is not None
+        return self.loss_scale is not None or (self.reduces_later and self.comm.size > 1)
 
     def settle(self) -> None:
         check_frozen(self._frozen)

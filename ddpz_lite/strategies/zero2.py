@@ -44,6 +44,8 @@ class Shards:
 class ZeRO2(ZeRO1):
     """ZeRO-1 whose gradients are reduced to shards during backward; same arguments, same use."""
 
+    reduces_later = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._reducer = Reducer([], in_flight=2)
         super().__init__(*args, **kwargs)
@@ -56,10 +58,6 @@ class ZeRO2(ZeRO1):
     def _to_reduce(self) -> list[Flat]:
         """Backward has reduced, but for what was assigned to `.grad`, or left by `no_sync`."""
         return [f for f in self.flats if any(own_grad(p) is not None for p in f.params)]
-
-    @property
-    def changes_later(self) -> bool:
-        return self.loss_scale is not None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)

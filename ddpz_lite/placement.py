@@ -28,6 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from numbers import Integral
 
 
 class Placement(Enum):
@@ -85,7 +86,7 @@ STAGES: dict[int, Strategy] = {
 
 def strategy(stage: int) -> Strategy:
     """The row of the table for `stage`. Raises ValueError for anything but 0, 1, 2, 3."""
-    if not isinstance(stage, int) or stage not in STAGES:
+    if not isinstance(stage, Integral) or stage not in STAGES:
         raise ValueError(f"stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got {stage!r}")
     return STAGES[stage]
 
@@ -178,7 +179,7 @@ def zero_memory(
 def _mesh(world_size: Ranks, stage: Stage) -> tuple[int, int]:
     """(replicas, shards); a number is one axis. Raises ValueError for what is no size."""
     mesh = world_size if isinstance(world_size, tuple) else (1, world_size)
-    if len(mesh) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in mesh):
+    if len(mesh) != 2 or not all(isinstance(n, Integral) and n is not True and n > 0 for n in mesh):
         raise ValueError(
             "world_size must be an integer of at least 1, or two for a mesh, (replicas, shards), "
             f"got {world_size!r}"

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .comm import Comm
+from .gradient import in_backward
+from .optim import ShardedOptimizer
 from .reducer import Bucket, CommHook, HookPerBucket, Reducer, buckets_of
 from .replica import Replica
 
@@ -59,7 +61,7 @@ class DDP(Replica):
         self._reducer = Reducer(self.buckets, in_flight=len(self.buckets))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1:  # not a recomputation inside backward
+        if not in_backward():  # else it is a recomputation
             self._reducer.reset()
             for bucket in self.buckets:
                 bucket.forget()
@@ -71,9 +73,13 @@ class DDP(Replica):
         with self._reducer.no_sync():
             yield
 
+    def attach(self, optimizer: ShardedOptimizer) -> None:
+        super().attach(optimizer)
+        optimizer.before_reduce = self._reducer.flush
+
     def leave(self) -> None:
         """Let go of all that is under way: it would keep the process group alive."""
-        self._reducer.reset()
+        self._reducer.abandon()
         for bucket in self.buckets:
             bucket.abandon()
 

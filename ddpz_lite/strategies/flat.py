@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from .comm import Comm, Handle
-from .gradient import Shard, Waiting, resident
+from .gradient import Shard, Waiting, in_backward, resident
 from .mesh import mark
 from .quantised import all_gather, rounded
 
@@ -109,9 +109,12 @@ class Owner(Protocol):
     """The optimizer that steps on the pieces; see `optim.ShardedOptimizer`."""
 
     reduces_later: bool  # a gradient of this rank's own waits for the step
+    changes_later: bool  # what autograd leaves in `.grad` is not what is stepped by
+    loss_scale: object | None
 
     def settle(self) -> None: ...
     def waits(self) -> bool: ...
+    def receive(self) -> None: ...
 
 
 class Flat:
@@ -249,7 +252,7 @@ class Flat:
 
     def settle(self) -> None:
         """Make the gradients of the pieces those that the optimizer will step on."""
-        if self.owner is not None:
+        if self.owner is not None and not in_backward():
             self.owner.settle()
 
     def gathered(self) -> None:
@@ -357,14 +360,16 @@ class Flat:
     def _arrive(self, reduced: Tensor, missing: bool) -> None:
         """Add the final mean (shard_numel + flags,) to the gradients of the pieces."""
         flags = reduced[self.layout.shard_numel :].tolist() if missing else None
-        for index, grad in enumerate(self.layout.pieces(reduced)):
-            piece = self.pieces[index]
-            if flags is not None and not flags[index]:
-                continue
+        came = [i for i in range(len(self.pieces)) if flags is None or flags[i]]
+        if came and self.owner is not None:
+            self.owner.receive()
+        means = self.layout.pieces(reduced)
+        for piece, grad in ((self.pieces[i], means[i]) for i in came):
             if piece.grad is None:  # empty ones get theirs too, so that ranks' loops are the same
                 piece.grad = grad if self.resident else Shard.of(grad, self)
             else:
                 piece.grad.as_subclass(Tensor).add_(grad)
+        for piece in (self.pieces[i] for i in came):
             for hook in (piece._post_accumulate_grad_hooks or {}).values():  # ZeRO-3: the user's
                 with torch.no_grad():
                     hook(piece)

@@ -9,7 +9,9 @@ torch's clipping, a GradScaler and loops over `p.grad` must do what they do in o
                             shard, as for its parameters
 
 The first, the second and the last are collectives, so all ranks do the same. Under fp16 what is
-seen here is unscaled.
+seen here is unscaled, at stage 0 too, so the first look is one: all agree whether all is finite. A
+hook inside backward sees what is there: this rank's own gradient (ZeRO-2 has taken it already;
+ZeRO-3 has a shard of the mean), under fp16 times the scale.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ def own_grad(param: Tensor) -> Tensor | None:
 
 def set_own_grad(param: Tensor, grad: Tensor | None) -> None:
     Tensor.grad.__set__(param, grad)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs here: a hook then, or a forward that is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class Shard(Tensor):
@@ -100,7 +107,7 @@ class Waiting(Placed, nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         flat, _ = self.place
-        if flat.partial is not None and torch._C._current_graph_task_id() == -1:
+        if flat.partial is not None:
             flat.settle()
         return own_grad(self)
 
@@ -131,15 +138,17 @@ class Resident(Placed):
     def grad(self) -> Tensor | None:
         flat, index = self.place
         own, reduced = own_grad(self), flat.pieces[index].grad
-        later = flat.owner is not None and flat.owner.reduces_later and flat.comm.size > 1
-        if own is not None and (not later or torch._C._current_graph_task_id() != -1):
-            return own  # what a hook in backward sees is this rank's
+        later = flat.owner is not None and flat.owner.changes_later
+        if own is not None and (not later or in_backward()):
+            return own
         waits = flat.partial is not None or (later and flat.owner.waits())
         if own is None and reduced is None and not waits:
             return None
-        if own is None and reduced is not None and flat.comm.shards == 1:
-            return reduced.view(self.shape)
-        return Gradient(self)
+        if flat.comm.size > 1 or flat.shard.device != self.device:
+            return Gradient(self)
+        flat.settle()
+        final = flat.pieces[index].grad
+        return None if final is None else final.view(self.shape)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -148,6 +157,14 @@ class Resident(Placed):
                 return
             value = value.clone()
         flat, index = self.place
+        final = flat.pieces[index].grad
+        if value is not None and final is not None and value.data_ptr() == final.data_ptr():
+            return  # p.grad *= 2, in a world of one
+        if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
+            raise RuntimeError(
+                "p.grad = ... under fp16: nobody can tell whether this gradient carries the loss "
+                "scale. Cure: after backward p.grad.copy_(g), with a g that does not."
+            )
         if value is None or value is not own_grad(self):
             flat.pieces[index].grad = None
             flat.drop(index)

@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
-from .gradient import set_own_grad
+from .gradient import own_grad, set_own_grad
 
 
 class Scaler(Protocol):
     """What the step needs of a loss scale; see `precision.LossScale`."""
+
+    scale: float
 
     def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool: ...
 
@@ -66,7 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.flats: list[Flat] = []  # where the pieces lie, if this optimizer lays them
         super().__init__(params, options)
         self.comm, self.loss_scale = comm, loss_scale
-        self._ready, self._finite = False, True
+        self._ready, self._scaled, self._finite = False, False, True
+        self.before_reduce: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         if not whole:
             device = self.param_groups[0]["params"][0].device
             check_elementwise(optimizer_class, options, device)
@@ -163,7 +166,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
                 for param in owner["params"]:
                     set_own_grad(param, None)
-        self._ready = False
+        self._ready, self._scaled, self._finite = False, False, True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -196,23 +199,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return _options_of(group) | {"params": [p for p in pieces if p.numel()] or pieces[:1]}
 
     def settle(self) -> None:
-        """Reduce and unscale, once per step: clipping comes first if there is any."""
-        if self._ready and self.waits():
-            if self.loss_scale is not None:
-                raise RuntimeError(
-                    "a backward after clip_grad_norm_, which has unscaled the gradients before it. "
-                    "Cure: clip once, after the last backward."
-                )
+        """Make the gradients of the pieces those to step by: once, unless a backward follows."""
+        self.before_reduce()
+        if not self._ready or self.waits():
             self.reduce()
-        if self._ready:
-            return
-        self.reduce()
-        if self.loss_scale is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                gradients = [p.grad for p in self.pieces() if p.grad is not None]
-                device = self.pieces()[0].device
-                self._finite = self.loss_scale.unscale_(gradients, self.comm, device)
-        self._ready = True
+        if self._scaled:
+            device = self.pieces()[0].device
+            self._finite = self.loss_scale.unscale_(self._gradients(), self.comm, device)
+        self._ready, self._scaled = True, False
+
+    def receive(self) -> None:
+        """A reduced gradient comes, under fp16 times the loss scale: so must be what is there."""
+        if self.loss_scale is not None and not self._scaled:
+            self._scaled, there = True, self._gradients()
+            if there:
+                torch._foreach_mul_(there, self.loss_scale.scale)
+
+    def _gradients(self) -> list[Tensor]:
+        with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
+            found = [own_grad(piece) for piece in self.pieces()]
+            return [grad.as_subclass(Tensor) for grad in found if grad is not None]
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -227,9 +233,10 @@ def check_elementwise(
     """Raise TypeError unless each element's update depends on that element alone.
 
     Found by trying: a 2x4 parameter is cut as ranks would cut it, each part has an optimizer of its
-    own, and three steps of all must do what three steps on the whole do, and leave the same numbers
-    in the groups. Muon (matrices), Adafactor (row and column means), L-BFGS (inner products),
-    Prodigy (sums over all parameters) and whatever divides by a global norm do not.
+    own, and three steps of all, the last with large gradients, must do what three steps on the
+    whole do, and leave the same numbers in the groups. Muon (matrices), Adafactor (row and column
+    means), L-BFGS (inner products), Prodigy (sums over all parameters) and whatever divides by a
+    global norm do not.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     values = torch.linspace(-1.0, 1.0, 8, device=device).view(2, 4)
@@ -247,8 +254,9 @@ def check_elementwise(
             ranks = [_try(optimizer_class, options, *pair) for pair in pairs]
         except Exception as error:
             raise TypeError(_unsupported(name, f"it fails on one ({error})")) from error
-        first = first or [torch.cat([after for after, _ in ranks]), ranks[0][1]]
-        if not torch.allclose(first[0], torch.cat([after for after, _ in ranks])):
+        after = torch.cat([elements for elements, _ in ranks], dim=1)  # (steps, 8)
+        first = first or [after, ranks[0][1]]
+        if not torch.allclose(first[0], after):
             raise TypeError(_unsupported(name, "an element's update depends on other elements"))
         for key, value in first[1].items():
             if not all(_same(value, numbers.get(key)) for _, numbers in ranks):
@@ -261,15 +269,16 @@ def _try(
     values: list[Tensor],
     grads: list[Tensor],
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Three steps of one rank: its elements, and the options of its group, afterwards."""
+    """Three steps of one rank: its elements after each, and at the end the options of its group."""
     parts = [nn.Parameter(part.clone()) for part in values]
-    optimizer = optimizer_class(parts, **options)
+    optimizer, after = optimizer_class(parts, **options), []
     getattr(optimizer, "train", int)()  # schedule-free ones have two modes
-    for _ in range(3):
+    for size in (1.0, 1.0, 1e3):
         for part, grad in zip(parts, grads, strict=True):
-            part.grad = grad.clone()
+            part.grad = grad * size
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in parts]), _options_of(optimizer.param_groups[0])
+        after.append(torch.cat([p.detach().flatten() for p in parts]))
+    return torch.stack(after), _options_of(optimizer.param_groups[0])
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -121,9 +121,8 @@ def parallelize(
             `Pipeline` or `tensor_parallel`, needs the mesh with these too.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
-            copies. fp16 gets a dynamic loss scale, which gradients of stage 0 carry until
-            `optimizer.clip_grad_norm_` or `step`. What is changed in parameters, in place or by
-            `.data`, reaches the masters, rounded as compute has it.
+            copies. fp16 gets a dynamic loss scale, and `p.grad` is read without it. What is changed
+            in parameters, in place or by `.data`, reaches the masters, rounded as compute has it.
         reduce_dtype: in which gradients travel; default: that of compute.
         loss_scale: fp16 only: your own `LossScale` in place of the default one.
         offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.

@@ -147,6 +147,7 @@ class Reducer:
     def __init__(self, buckets: Sequence[Reducible], in_flight: int) -> None:
         self.buckets: list[Reducible] = []
         self.in_flight, self.enabled = in_flight, True
+        self._kept = False  # whether no_sync has kept a gradient that was not reduced since
         self.add(buckets)
 
     def add(self, buckets: Sequence[Reducible]) -> None:
@@ -163,8 +164,14 @@ class Reducer:
         self._next = self._done = 0
         self._arrived: list[set[int]] = [set() for _ in self.buckets]
 
+    def abandon(self) -> None:
+        """Forget what no_sync has kept, too."""
+        self._kept = False
+        self.reset()
+
     def _ready(self, b: int, i: int, param: nn.Parameter) -> None:
         if not self.enabled:
+            self._kept = True
             return
         self._enter()
         if i in self._arrived[b]:
@@ -202,7 +209,13 @@ class Reducer:
                     bucket.collect(i, param)
         self._release(only_full=False)
         self._finish(up_to=len(self.buckets))
+        self._kept = False
         self.reset()
+
+    def flush(self) -> None:
+        """Reduce what no_sync has kept, if no backward came after it; every rank calls it."""
+        if self._kept:
+            self._end()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -36,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
 from .flat import Flat
+from .gradient import in_backward
 from .mesh import apart
 from .precision import keeps_dtype
 from .reducer import new_backward
@@ -50,10 +51,11 @@ _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
 class ZeRO3(Replica):
     """A module whose parameters are sharded over the ranks.
 
-    `ZeRO3(module)`, then any torch optimizer on `model.parameters()`, built afterwards.
-    Once `backward()` has returned, every piece has its final `.grad`. Every rank must run the same
-    units in the same order; in backward this is not checked, so a loss that leaves out a unit's
-    output on some ranks only must add it times 0.
+    `ZeRO3(module)`, then any torch optimizer that works element by element on `model.parameters()`,
+    built afterwards. These are shards: `p.norm()` is that of this rank's part, `p.grad.norm()` that
+    of the whole. Once `backward()` has returned, every piece has its final `.grad`. Every rank must
+    run the same units in the same order; in backward this is not checked, so a loss that leaves out
+    a unit's output on some ranks only must add it times 0.
 
     Args:
         module: equal on all ranks; rank 0's values win. On the meta device: built unit by unit.
@@ -232,7 +234,7 @@ class ZeRO3(Replica):
     @torch.compiler.disable
     def _pre_forward(self, unit: Unit, module: nn.Module) -> bool | None:
         """Make the unit whole. Returns whether to free it afterwards; None for a recomputation."""
-        if _in_backward():
+        if in_backward():
             unit.use()
             return None
         if not self._within:
@@ -275,7 +277,7 @@ class ZeRO3(Replica):
         It stays whole until the outermost forward is over, and all through backward. Outside of a
         forward one sees shards.
         """
-        if _in_backward():
+        if in_backward():
             unit.use()
         elif self._within:
             self._reach(unit)
@@ -428,7 +430,8 @@ class ZeRO3(Replica):
 
         writeback: each rank keeps its shard of what was changed inside, the same on every rank.
         """
-        for unit in self.units:
+        units = [unit for unit in self.units if unit.held is not Held.SUMMONED]  # by one outside
+        for unit in units:
             unit.summon()
         try:
             yield self.module
@@ -437,7 +440,7 @@ class ZeRO3(Replica):
                     flat.write_back()
                     flat.publish().wait()
         finally:
-            for unit in self.units:
+            for unit in units:
                 unit.dismiss()
 
     def memory_extra(self) -> dict[str, Iterable[Tensor]]:
@@ -474,16 +477,12 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inner for tensor in tensors_in(item)]
 
 
-def _in_backward() -> bool:
-    """Whether autograd runs here: a forward is then a recomputation."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
     raise RuntimeError(
         f"backward has come to a shard of {name}: outside of a forward a parameter is this rank's "
-        "part of it, and the loss was computed with that part. Cure: compute the term inside "
-        "forward, where parameters are whole; or stage 2."
+        "part of it, as it is in parameters() at any time, and the loss was computed with that "
+        "part. Cure: compute the term inside forward, with parameters by name, as in "
+        "self.layer.weight; or stage 2."
     )
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from ddpz_lite.placement import (
@@ -65,6 +66,12 @@ def test_bad_input_names_what_was_expected(bad):
     arguments = {"num_params": 10, "world_size": 2, "stage": 1} | bad
     with pytest.raises(ValueError, match=r"must be|cannot be"):
         zero_memory(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers():
+    two = numpy.int64(2)
+    assert zero_memory(10, two, two) == zero_memory(10, 2, 2)
+    assert zero_memory(10, (two, 2), (0, two)) == zero_memory(10, (2, 2), (0, 2))
 
 
 def test_the_table_needs_no_torch():

@@ -301,16 +301,15 @@ def test_ranks_do_not_share_the_random_state_of_the_fork_server():
 def warns_in_torchs_files():
     warnings.simplefilter("always")
     out = torch.empty(dist.get_world_size())
-    dist.all_gather_into_tensor(out, torch.ones(1))  # the line that is named
+    dist._all_gather_base(out, torch.ones(1))  # the line that is named
     warnings.warn("mine", stacklevel=1)
 
 
-@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="this torch has the old name")
 def test_a_warning_names_the_line_of_the_learner_and_no_file_of_torch_or_ours(capsys):
     dz.launch(warns_in_torchs_files, 2, output="by_rank")
     first = warns_in_torchs_files.__code__.co_firstlineno
     old, *own = capsys.readouterr().out.splitlines()
-    name = f"{Path(__file__).name}:{first + 3}: FutureWarning: `torch.distributed.all_gather_into"
+    name = f"{Path(__file__).name}:{first + 3}: FutureWarning: `torch.distributed._all_gather_base"
     assert old.startswith(f"[rank 0] {name}"), "once: it is the same on all ranks"
     line = f"{Path(__file__).name}:{first + 4}: UserWarning: mine"
     assert own == [f"[rank 0] {line}", f"[rank 1] {line}"]

@@ -115,7 +115,7 @@ def calls_sys_exit():
             in_forward,
             2,
             "forward",
-            "rank 2 raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+            "mat1 and mat2 shapes cannot be multiplied",  # torch 2.15 says "addmm: " before
         ),
         (in_backward, 3, "backward", "rank 3 raised ValueError: bad gradient"),
         (in_a_collective, 1, "collective", "rank 1 raised"),
@@ -128,7 +128,8 @@ def calls_sys_exit():
 def test_a_rank_raises(fn, rank, line, words, record):
     error = fails(fn, record=record)
     assert (error.rank, error.kind, error.where) == (rank, "raised", line_of(line))
-    assert str(error).startswith(words)
+    told, _ = str(error).split("\n", 1)
+    assert told.startswith(f"rank {rank} ") and words in told
     assert Path(__file__).read_text().splitlines()[int(error.where.split(":")[1]) - 1].split("#")[
         0
     ].strip() in str(error)

@@ -109,6 +109,92 @@ def test_what_a_script_does_to_gradients_is_done(world):
         assert {key: d for key, d in found.items() if not d < 1e-6} == {}
 
 
+def clamp(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad.clamp_(-0.01, 0.01)
+        p.grad *= 2
+
+
+def own_scale() -> tuple[dict[tuple[str, int], float], dict[int, object]]:
+    """fp16: distance to one process in fp32, as a part of what it moved, by change and stage; what
+    is said to an assignment, by stage."""
+    torch.set_num_threads(1)
+    rank, world, found, said, seen = dist.get_rank(), dist.get_world_size(), {}, {}, []
+    data = torch.randn(6, 2 * world, 5, generator=torch.Generator().manual_seed(5))
+    for name, change in CHANGES.items():
+        plain = net()
+        alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+        options = {"lr": 0.5, "mixed_precision": torch.float16, "bucket_mb": 1e-4}
+        pairs = {s: parallelize(net(), torch.optim.SGD, s, **options) for s in STAGES}
+        for stage in (0, 1, 3):  # hooks that look; at stage 2 the gradient has gone already
+            first = next(pairs[stage][0].parameters())
+            first.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm()))
+        if name == "one by one":  # p.grad = ...
+            for stage, (model, _) in pairs.items():
+                model(data[0][rank::world]).sum().backward()
+                said[stage] = raised(lambda m=model: one_by_one(m))
+            continue
+        for first in range(0, 6, 2):
+            for x in data[first : first + 2]:
+                for r in range(world):
+                    (plain(x[r::world]).square().mean() / world).backward()
+                clamp(plain)  # between two backwards, too
+            change(plain)
+            alone.step()
+            alone.zero_grad()
+            for stage, (model, optimizer) in pairs.items():
+                user = model if stage == 3 else model.module
+                for x in data[first : first + 2]:
+                    model(x[rank::world]).square().mean().backward()
+                    clamp(user)
+                change(user)
+                optimizer.step()
+                [p.grad.norm() for p in user.parameters() if p.grad is not None]  # for a log
+                optimizer.zero_grad()
+        moved = far(net().state_dict(), plain.state_dict())
+        for stage, (model, _) in pairs.items():
+            off = far(dz.full_state_dict(model), plain.state_dict())
+            found[name, stage] = off / moved if moved else off
+    assert seen
+    return found, said
+
+
+@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.extra)])
+def test_under_fp16_gradients_are_seen_and_changed_without_the_loss_scale(world):
+    for found, said in dz.launch(own_scale, world, record=False):
+        assert {key: d for key, d in found.items() if not d < 0.02} == {}
+        assert all("Cure: after backward p.grad.copy_(g)" in said.pop(s) for s in (0, 1, 2))
+        assert not said.pop(3), "a shard is assigned as it was read: without the scale"
+
+
+def left_by_no_sync() -> dict[tuple[int, str], float]:
+    """Distance to one process where the last backward was under no_sync, by stage and reader."""
+    out, rank, world = {}, dist.get_rank(), dist.get_world_size()
+    x = torch.randn(2 * world, 5, generator=torch.Generator().manual_seed(5))
+    for reader in ("step", "clip"):
+        for stage in (0, 1, 2):
+            plain, exact = net(), None
+            alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+            model, optimizer = parallelize(net(), torch.optim.SGD, stage, lr=0.5)
+            for part in (x, x / 2):
+                plain(part).square().mean().backward()
+                with model.no_sync():
+                    model(part[rank::world]).square().mean().backward()
+            if reader == "clip":
+                clip_grad_norm_(plain.parameters(), 0.01)
+                optimizer.clip_grad_norm_(0.01)
+            alone.step()
+            optimizer.step()
+            exact = plain.state_dict()
+            out[stage, reader] = far(dz.full_state_dict(model), exact)
+    return out
+
+
+def test_what_no_sync_has_left_is_reduced_by_the_step():
+    for out in dz.launch(left_by_no_sync, 2, record=False):
+        assert all(d < 1e-6 for d in out.values()), out
+
+
 def read_and_refused() -> dict[str, object]:
     rank, world, out = dist.get_rank(), dist.get_world_size(), {}
     for stage in (1, 2):
@@ -250,6 +336,8 @@ def edited() -> dict[tuple[int, str], object]:
     model, _ = parallelize(net(), torch.optim.SGD, 3, **half)
     before = dz.full_state_dict(model)
     with model.summon(writeback=True) as module:
+        with model.summon():  # within another it ends nothing
+            pass
         module[0].bias.data.fill_(0.5)
     now = dz.full_state_dict(model)
     out["summon"] = torch.equal(now.pop("0.bias"), torch.full((7,), 0.5))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 
@@ -118,6 +119,14 @@ class Prodigy(Optimizer):
         for p in params:
             state = self.state[p]
             p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(d * 1e-8), value=-d * lr)
+
+
+class ClipsWithin(torch.optim.SGD):
+    """Clips the norm of all gradients, where it is large, in its own step."""
+
+    def step(self, closure: Any = None) -> Any:
+        clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 50.0)
+        return super().step(closure)
 
 
 class GlobalNorm(torch.optim.SGD):

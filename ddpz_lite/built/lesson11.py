@@ -17,7 +17,7 @@ class Unit:
     params: list[torch.nn.Parameter]  # views of full, in their own shapes
     full: torch.Tensor  # (padded,)
     shard: torch.nn.Parameter  # (padded // world,)
-    work: Any = None  # a gather under way; used from "Overlap" on
+    work: Any = None  # a gather under way; used in 11b
 
 
 def make_unit(name, params):

@@ -28,7 +28,10 @@ if importlib.util.find_spec("ddpz_lite") is None:
             "restart the session, and run this again."
         )
     else:
-        cure = "run `make lab` in its folder, or in VS Code choose the kernel of its .venv."
+        cure = (
+            "run `make lab` in its folder; for VS Code run `make copies` there, "
+            "and choose the kernel of its .venv."
+        )
     raise RuntimeError(f"This kernel does not have the course: {cure}")
 $end
 """

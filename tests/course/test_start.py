@@ -23,7 +23,7 @@ def first_code(path) -> nbformat.NotebookNode:
 @pytest.mark.parametrize(
     ("place", "repository", "cure"),
     [
-        ({}, REPOSITORY, "run `make lab` in its folder, or in VS Code choose the kernel of its"),
+        ({}, REPOSITORY, "run `make lab` in its folder; for VS Code run `make copies` there"),
         ({"COLAB_RELEASE_TAG": "1"}, REPOSITORY, f"run `%pip install git+{REPOSITORY}` in a cell"),
         ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "", "upload its folder, run `%pip install ./ddpz-"),
     ],

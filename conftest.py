@@ -18,7 +18,7 @@ import pytest
 pytest_plugins = ["ddpz_lite.cli.kernel"]  # kernels draw no ports
 
 OURS = ("lessons", "solutions")
-SOLUTION = "03"  # the one whose notebook `make test` runs
+SOLUTION = "08"  # the one whose notebook `make test` runs: its checks take no time
 # Tags and comments by which a notebook tells nbval to look away.
 EXCUSES = ("skip", "check_exception")
 LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A solution runs once: `tests/grade/test_exercises.py` judges the master's answers among the
     others, and runs the remaining cells of all masters, which the exercises have too, in a kernel.
-    That a check in a kernel hands its cell's answer to the judge is the same for every task.
+    That a check in a kernel hands its cell's answer to the judge is the same for every task; one
+    on ranks is in the notebook that `ddpz check` runs there.
     """
     for item in items:
         if folder_of(item) == "solutions" and not item.path.name.startswith(SOLUTION):

@@ -68,10 +68,10 @@ def judge_all(
     """The verdict on each answer, as `score(task, observe(...))` gives it, in far fewer launches.
 
     Answers that need the same case have their turns in one launch; those that do not come to their
-    end there are run by themselves, as are all in a case on a slower network. Not exact: whoever
-    does not come to its end has "raised", and nothing is run again to say how. seconds: until a
-    turn is ended; by default the case's own time. enough(number of an answer, its judging so far):
-    whether what it did in other cases is of no interest.
+    end there are run by themselves. Not exact: whoever does not come to its end has "raised", and
+    nothing is run again to say how. seconds: until a turn is ended; by default the case's own time.
+    enough(number of an answer, its judging so far): whether what it did in other cases is of no
+    interest.
     """
     every = [Judging(task, cases) for _ in answers]
     while waiting := [
@@ -82,11 +82,9 @@ def judge_all(
         index = min(waiting)[0]
         turn = [i for wanted, i in waiting if wanted == index]
         case = cases[index]
-        alone = case.network is not None
-        together = [answers[i] for i in turn]
-        seen = [None] * len(turn) if alone else observe_together(task, together, case, seconds)
+        seen = observe_together(task, [answers[i] for i in turn], case, seconds)
         for i, observed in zip(turn, seen, strict=True):
-            if observed is None and not exact and not alone:
+            if observed is None and not exact:
                 observed = Observed(case, "raised", "it did not come to its end")
             _add(every[i], index, observed or _observe(task, answers[i], case))
     return [judging.verdict() for judging in every]

@@ -74,7 +74,7 @@ def _launch(about: tuple, case: Case) -> list[Observed | None]:
         failed = False
         try:
             limit = START + seconds * len(packed)
-            launch(_on_rank, case.world, args=args, timeout=limit)
+            launch(_on_rank, case.world, args=args, timeout=limit, network=case.network)
         except RankFailed:
             failed = True
         ended: list[Observed | None] = []

@@ -155,10 +155,9 @@ def test_doctor_says_what_the_machine_is_without_its_paths(report):
         assert path not in report.stdout
 
 
-def test_doctor_with_three_ranks():
-    done = ddpz("doctor", "--ranks", "3")
-    assert done.returncode == 0
-    assert "1 + 2 + 3 = 6 on every rank" in done.stdout.splitlines()[-1]
+def test_doctor_with_three_ranks(capsys):
+    assert main(["doctor", "--ranks", "3"]) == 0
+    assert "1 + 2 + 3 = 6 on every rank" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_doctor_refuses_a_strange_number_of_ranks(capsys):

@@ -139,9 +139,10 @@ def test_a_check_finds_an_exercise_there(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(copy)
     monkeypatch.setenv("PYTHONPATH", str(copy))  # the kernel's library is the copy's
     monkeypatch.setenv("DDPZ_HOME", str(tmp_path))
-    main(["check", "08"])
+    assert main(["check", "08"]) == 1
     said = capsys.readouterr().out
-    assert "08.smallest_world" in said and re.search(r"sum +0 of +9", said), said
+    assert re.search(r"^08\.smallest_world +0 of +\d  not attempted$", said, re.M), said
+    assert re.search(r"^sum +0 of +9$", said, re.M), said
 
 
 @pytest.mark.parametrize(

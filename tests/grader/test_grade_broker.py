@@ -131,6 +131,14 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 for _ in range(2): model(torch.ones(4, 5) * (r + 1)).sum().backward()
 out += [p.grad for p in model.parameters()]
 """,
+    "torch's Join": """
+from torch.distributed.algorithms.join import Join
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 2))
+with Join([model]):  # rank r has r + 1 batches
+    for _ in range(r + 1): model(torch.ones(4, 5) * (r + 1)).sum().backward()
+out += [p.grad for p in model.parameters()]
+""",
     "torch's FSDP2": """
 from torch.distributed.fsdp import fully_shard
 torch.manual_seed(0)

@@ -20,6 +20,7 @@ class Kernel:
     def __init__(self, folder):
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
+        self.cells = 0  # that were sent: the number of the last one
         self.manager = BlockingManager(kernel_name="python3")
         self.manager.start_kernel(env={**os.environ, "TMPDIR": str(self.temporary)})
         self.client = self.manager.blocking_client()
@@ -31,6 +32,7 @@ class Kernel:
         return self.manager.provisioner.pid
 
     def send(self, code):
+        self.cells += 1
         return self.client.execute(code)
 
     def wait(self, message_id):
@@ -82,8 +84,19 @@ class Kernel:
         self.manager.cleanup_resources()
 
 
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """One kernel for what leaves a kernel as it was: a learner's stays open for hours, too."""
+    kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
 @pytest.fixture
 def kernel(tmp_path):
+    """A kernel of the test's own, which may restart it."""
     kernel = Kernel(tmp_path)
     try:
         yield kernel
@@ -110,27 +123,28 @@ CELLS = [
 ]
 
 
-def test_a_function_of_one_cell_uses_those_of_others(kernel):
+def test_a_function_of_one_cell_uses_those_of_others(notebook):
     for cell in CELLS:
-        text, error = kernel.run(cell)
+        text, error = notebook.run(cell)
         assert error is None, error
     pairs = [(120.0, rank) for rank in range(4)]
-    assert text.strip() == f"{pairs} True cell 4:3"
-    kernel.run("scale = 100")
-    text, _ = kernel.run(CELLS[-1])
+    assert text.strip() == f"{pairs} True cell {notebook.cells - 1}:3"
+    notebook.run("scale = 100")
+    text, _ = notebook.run(CELLS[-1])
     assert "1200.0" in text, "a changed global is sent anew"
 
 
-def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(kernel):
-    kernel.run("import ddpz_lite as dz, torch, torch.distributed as dist")
-    kernel.run(
+def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(notebook):
+    notebook.run("import ddpz_lite as dz, torch, torch.distributed as dist")
+    notebook.run(
         "def fail():\n    if dist.get_rank() == 1:\n"
         "        raise ValueError('mine')\n    dist.barrier()"
     )
-    _, error = kernel.run("dz.launch(fail, 2)")
-    assert 'File "cell 2", line 3, in fail' in error
+    cell = f"cell {notebook.cells}"
+    _, error = notebook.run("dz.launch(fail, 2)")
+    assert f'File "{cell}", line 3, in fail' in error
     assert "raise ValueError('mine')" in error
-    assert "rank 1 raised ValueError: mine at cell 2:3" in error
+    assert f"rank 1 raised ValueError: mine at {cell}:3" in error
     assert "launcher" not in error and "ipykernel" not in error and "job.py" not in error
 
 
@@ -143,11 +157,11 @@ dz.launch(count, 2);
 """
 
 
-def test_the_bar_of_a_notebook_ends_as_a_line_without_times(kernel):
-    text, error = kernel.run(COUNTS)
+def test_the_bar_of_a_notebook_ends_as_a_line_without_times(notebook):
+    text, error = notebook.run(COUNTS)
     assert error is None and text == ""
-    assert "<progress" in kernel.shown[0]["text/html"]
-    assert kernel.shown[-1] == {
+    assert "<progress" in notebook.shown[0]["text/html"]
+    assert notebook.shown[-1] == {
         "text/html": "batch 5 of 5 on 2 ranks",
         "text/plain": "batch 5 of 5 on 2 ranks",
     }
@@ -163,16 +177,17 @@ def wait():
 """
 
 
-def test_an_interrupt_ends_the_ranks_and_keeps_the_kernel(kernel):
-    kernel.run(WAITS)
-    message = kernel.send("dz.launch(wait, 3)")
-    kernel.until_printed("[rank 0] ready")
-    kernel.manager.interrupt_kernel()
-    text, error = kernel.wait(message)
-    assert error == "KeyboardInterrupt: launch was interrupted at cell 2:1"
-    assert "rank 0 was running cell 1:" in text
-    assert leftovers.processes(kernel.pid) == []
-    text, error = kernel.run("print(len(dz.launch(lambda: 1, 2)))")
+def test_an_interrupt_ends_the_ranks_and_keeps_the_kernel(notebook):
+    notebook.run(WAITS)
+    waits = notebook.cells
+    message = notebook.send("dz.launch(wait, 3)")
+    notebook.until_printed("[rank 0] ready")
+    notebook.manager.interrupt_kernel()
+    text, error = notebook.wait(message)
+    assert error == f"KeyboardInterrupt: launch was interrupted at cell {waits + 1}:1"
+    assert f"rank 0 was running cell {waits}:" in text
+    assert leftovers.processes(notebook.pid) == []
+    text, error = notebook.run("print(len(dz.launch(lambda: 1, 2)))")
     assert error is None and text.strip() == "2"
 
 
@@ -195,7 +210,11 @@ STUCK = WAITS.replace(
 )
 
 
-@pytest.mark.parametrize("cell", [WAITS, STUCK], ids=["asleep", "stuck in C"])
+# Of ranks that are stuck, three are asleep, too: they wait in the barrier for the one in C.
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(WAITS, marks=pytest.mark.extra, id="asleep"), pytest.param(STUCK, id="in C")],
+)
 def test_a_killed_kernel_leaves_no_ranks(cell, tmp_path):
     kernel = Kernel(tmp_path)
     try:
@@ -235,14 +254,10 @@ print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(2)])
 
 
 @pytest.mark.slow
-def test_two_kernels_at_once_do_not_disturb_each_other(kernel, tmp_path_factory):
-    other = Kernel(tmp_path_factory.mktemp("other"))
-    try:
-        kernels = [kernel, other]
-        sent = [k.send(MANY.replace("VALUE", str(value))) for value, k in enumerate(kernels, 1)]
-        for value, (k, message) in enumerate(zip(kernels, sent, strict=True), 1):
-            text, error = k.wait(message)
-            assert error is None, error
-            assert text.strip() == str([[float(value)] * 3] * 2)
-    finally:
-        other.close()
+def test_two_kernels_at_once_do_not_disturb_each_other(notebook, kernel):
+    kernels = [notebook, kernel]
+    sent = [k.send(MANY.replace("VALUE", str(value))) for value, k in enumerate(kernels, 1)]
+    for value, (k, message) in enumerate(zip(kernels, sent, strict=True), 1):
+        text, error = k.wait(message)
+        assert error is None, error
+        assert text.strip() == str([[float(value)] * 3] * 2)

@@ -117,7 +117,18 @@ def test_the_command_itself_under_torchrun(tmp_path, capsys):
     assert_same(*ends)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_wrong_option_is_said_by_one_rank(local_rank, tmp_path, monkeypatch, capsys):
+    """Before anybody is met: what torchrun gives a rank is a few variables."""
+    given = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2}
+    for name, value in {**given, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    wrong = [*words(recipe_of(tmp_path, steps=6), tmp_path / "runs"), "--context", "2000"]
+    assert main(wrong) != 0
+    assert capsys.readouterr().err.count("ddpz train: corpus: ") == 1 - local_rank
+
+
+@pytest.mark.extra  # the same, with torchrun itself
 def test_a_wrong_option_under_torchrun_is_said_by_one_rank(tmp_path):
     recipe = recipe_of(tmp_path, steps=6)
     wrong = [*words(recipe, tmp_path / "runs"), "--context", "2000"]

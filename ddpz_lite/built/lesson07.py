@@ -83,7 +83,7 @@ class Server:
         return time.monotonic() - self.began
 
     def update(self, gradient, gradients):
-        """Step by a gradient (P,), the sum of so many workers' gradients over their number."""
+        """Step by a gradient (P,), made of so many workers' gradients."""
         self.weights -= self.rate * gradient
         self.version += 1
         self.used += gradients

@@ -27,9 +27,10 @@ def drifted(
 ) -> dict[str, tuple[int, ...]]:
     """{name: ranks whose tensor is not what most ranks hold}; empty if all replicas are equal.
 
-    Every rank of the group calls it: one gather of 8 bytes a tensor. Ranks are those of the group;
-    where no majority decides, rank 0 is right. For what is replicated: the shards of ZeRO-3 differ
-    by nature. A name that a rank does not have counts as another value.
+    Every rank of the group calls it: one gather of names and checksums, 16 hex digits a tensor.
+    Ranks are those of the group; where no majority decides, rank 0 is right. For what is
+    replicated: the shards of ZeRO-3 differ by nature. A name that a rank does not have counts as
+    another value.
     """
     mine = checksums(tensors)
     found: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]

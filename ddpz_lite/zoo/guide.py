@@ -202,7 +202,7 @@ GUIDE: dict[int, Bug] = {
         ),
         found_by="the message: ranks compare what the first forward gathers",
         lesson="Under ZeRO-3 a branch in the data is a branch in the collectives. All ranks run"
-        " the unit as often as the one that needs it most, and throw the rest away.",
+        " the unit as often as the one that needs it most.",
         thread="deepspeedai/DeepSpeed#7998",
         met="A head ran once on rank 0 and three times on rank 1, which then waited for ever.",
         mend=(
@@ -523,7 +523,7 @@ GUIDE: dict[int, Bug] = {
     ),
     17: Bug(
         title="Two GPUs give another model than one",
-        symptom="DDP on two halves of the same texts. The loss goes down on both ranks, and with"
+        symptom="DDP, a part of the texts on each rank. The loss goes down on both ranks, and with"
         " other seeds, too. Averaging gradients, they were told, changes nothing.",
         answers=(
             right(

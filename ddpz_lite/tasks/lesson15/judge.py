@@ -192,11 +192,10 @@ HANGS = 20
 
 def _program(rng: torch.Generator, world: int) -> list[dict[str, Any]]:
     """The calls of all ranks, in the order in which each makes those of its groups."""
-    everybody = list(range(world))
-    pairs = [[0, 1], [world - 2, world - 1], [0, world - 1]]
+    everybody, pairs = list(range(world)), [[0, 1], [world - 2, world - 1]]
     program = []
     for i in range(_pick(rng, 9, 13)):
-        group = everybody if torch.rand((), generator=rng) < 0.6 else pairs[_pick(rng, 0, 2)]
+        group = everybody if torch.rand((), generator=rng) < 0.6 else pairs[_pick(rng, 0, 1)]
         call = {"op": OPS[_pick(rng, 0, 3)], "dtype": DTYPES[_pick(rng, 0, 2)]}
         call |= {"group": group, "elements": 16 * (i + 1), "line": f"train.py:{20 + 3 * i}"}
         program.append(call)

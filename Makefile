@@ -1,10 +1,10 @@
 # ddpz-lite: `make lab` opens the course, `make test` tests all of it. Needs Python 3.11+ with venv.
 # Options:  PYTHON=python3.13 (which Python makes .venv)   TORCH=cuda (torch's build; the default is cpu)
-#           WORKERS=3 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
+#           WORKERS=4 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
 
 PYTHON ?= python3
 TORCH ?=
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 DRY ?=
 

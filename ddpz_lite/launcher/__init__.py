@@ -68,7 +68,7 @@ def launch(
     network   a `Network`, to make the links between ranks slower on purpose
     record    keep the ledger; False runs on the plain backend
     output    "stream" prints what ranks print as it comes, "by_rank" at the end, rank 0 first
-    survivors True: the death of a rank is printed, and does not end the others; `run[r]` is None
+    survivors  True: the death of a rank is printed, and does not end the others; `run[r]` is None
               for it. The ranks are in no group: `Survivors` forms one. Needs record=False
 
     Returns a `Run`. Raises RankFailed when a rank fails or the job hangs, CannotSend when the

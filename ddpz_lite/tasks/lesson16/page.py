@@ -56,7 +56,7 @@ def replay(ranks: int, steps: int) -> tuple[int, list[float]]:
         for done in range(min(steps, REPLAYED)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, done)
-            losses.append(update(recipe, model, optimizer, stream, 1)[0].item())
+            update(recipe, model, optimizer, stream, 1, lambda loss: losses.append(loss.item()))
     torch.set_num_threads(threads)
     return gpt.num_params(), losses
 

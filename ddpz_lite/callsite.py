@@ -10,12 +10,13 @@ Nothing here imports torch: the launcher uses this module in the kernel too.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 
 UNKNOWN = "?"
@@ -93,6 +94,18 @@ def of_frame(frame: FrameType | None) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage inside."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def of_thread(ident: int) -> str | None:
     """The label of the innermost learner's frame of a thread.
 
@@ -103,14 +116,8 @@ def of_thread(ident: int) -> str | None:
     it, and may collect garbage to make it. What is collected may give way to the thread whose frame
     that is (a tensor does); it returns from the frame, and the new object writes over its stack.
     """
-    with looking:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return of_frame(sys._current_frames().get(ident))
-        finally:
-            if collects:
-                gc.enable()
+    with looking, uncollected():
+        return of_frame(sys._current_frames().get(ident))
 
 
 def caller() -> str:

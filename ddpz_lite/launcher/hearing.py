@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..wire.ledger import uncollected
+from ..callsite import uncollected
 from .control import Inbox
 from .failure import Failure, Folder, from_exception, from_status
 from .forkserver import ForkServerGone

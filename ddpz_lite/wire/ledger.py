@@ -7,13 +7,13 @@ clock that all processes of a machine share (time.monotonic), less the job's ori
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from ..callsite import uncollected
 from .network import Network
 
 GRACE = 0.1  # seconds for the last operations to be noted
@@ -87,18 +87,6 @@ class Entry:
         self.events: tuple[Any, Any] | None = None  # CUDA events at both ends, with NCCL
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Make many objects that stay: the collector would walk over all of them again and again."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 class Ledger:
     """All entries and spans of one rank."""
 
@@ -116,7 +104,7 @@ class Ledger:
         patience = time.monotonic() + GRACE
         while any(e.finished is None for e in self.entries) and time.monotonic() < patience:
             time.sleep(0.001)
-        with uncollected():
+        with uncollected():  # many that stay: the collector would walk over them again and again
             return [self._record(seq, entry) for seq, entry in enumerate(self.entries)]
 
     def _record(self, seq: int, entry: Entry) -> Record:

@@ -29,6 +29,7 @@ WORDS = 25  # an explanation in less explains nothing
 TEXT = Path(__file__).resolve().parents[2] / "data" / "alice.txt"
 MODEL = {"context": 32, "layers": 2, "heads": 2, "width": 32, "batch": 4}
 REPLAYED = 40  # steps at most that are trained again
+FOLLOWED = 16  # ranks at most, for the judge trains the windows of all of them
 ROUNDING = 1e-3  # of a loss: four digits are printed, and another machine adds in another order
 Page = dict[str, Any]
 
@@ -48,16 +49,18 @@ def replay(ranks: int, steps: int) -> tuple[int, list[float]]:
     recipe, text, losses = Recipe(text=str(TEXT), steps=steps, **sizes), corpus(TEXT), []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a rank has; so small a model gains nothing by more
-    with torch.random.fork_rng(devices=[]):  # the notebook's own random numbers stay as they are
-        torch.manual_seed(recipe.seed)
-        gpt = build(recipe, text)
-        model, optimizer = shard(recipe, gpt)
-        stream = iter(Batches(text, "train", recipe, torch.device("cpu")))
-        for done in range(min(steps, REPLAYED)):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, done)
-            update(recipe, model, optimizer, stream, 1, lambda loss: losses.append(loss.item()))
-    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):  # the notebook's own random numbers stay
+            torch.manual_seed(recipe.seed)
+            gpt = build(recipe, text)
+            model, optimizer = shard(recipe, gpt)
+            stream = iter(Batches(text, "train", recipe, torch.device("cpu")))
+            for done in range(min(steps, REPLAYED)):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(recipe, done)
+                update(recipe, model, optimizer, stream, 1, lambda loss: losses.append(loss.item()))
+    finally:
+        torch.set_num_threads(threads)
     return gpt.num_params(), losses
 
 
@@ -91,6 +94,8 @@ def _lacks(page: Any) -> str | None:
 def _sizes(plan: Page, got: Page) -> str | None:
     if plan["nodes"] < 2 or plan["ranks"] < plan["nodes"] or plan["stage"] not in range(4):
         return "plan: two nodes or more, a rank or more on each, and a stage from 0 to 3."
+    if plan["ranks"] > FOLLOWED:
+        return f"plan: {plan['ranks']} ranks, and this check can follow {FOLLOWED} at most."
     if not 0 < plan["save_every"] < plan["kill"] < plan["steps"]:
         return (
             f"plan: a save every {plan['save_every']}, a kill after {plan['kill']} and "

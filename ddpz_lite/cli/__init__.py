@@ -182,7 +182,7 @@ def _exercise_commands(commands) -> None:
         "run an exercise from top to bottom and say what each task is worth",
         "ddpz check 03",
     )
-    check.add_argument("lesson", type=lesson_number, help="its number, as 03")
+    check.add_argument("lesson", type=lesson_number, help="its number, as 03, or its notebook")
     check.add_argument("--dir", default=None, help="the folder of the notebook (exercises)")
     check.add_argument("--timeout", type=float, default=90, help="seconds per cell (default 90)")
 

@@ -38,10 +38,10 @@ class Line:
 
 def run(options: Namespace) -> int:
     """Print a line per task and the sum; 1 if not all tasks are solved."""
-    path = _find(options.lesson, options.dir)
+    lesson, path = _find(options.lesson, options.dir)
     notebook = _read(path)
     stopped = _execute(notebook, path, options.timeout)
-    lines = [_line(task, notebook, stopped) for task in tasks(options.lesson)]
+    lines = [_line(task, notebook, stopped) for task in tasks(lesson)]
     if not options.dir:
         print(shown(path))
     text = table(lines)
@@ -69,9 +69,16 @@ def coloured(text: str) -> str:
     return re.sub(r"  not yet(?=: )", "  \x1b[1;31mnot yet\x1b[0m", text)
 
 
-def _find(lesson: str, where: str | None) -> Path:
+def _find(asked: str, where: str | None) -> tuple[str, Path]:
+    """The lesson and its notebook, of which either is asked for."""
+    notebook = Path(asked) if asked.endswith(".ipynb") else None
+    if notebook and not notebook.is_file():
+        raise UserError(f"there is no notebook {asked}.")
+    lesson = notebook.name.partition("_")[0] if notebook else asked
     if lesson not in lessons():
         raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")
+    if notebook:
+        return lesson, notebook
     places = [Path(where)] if where else exercises()
     name = f"{lesson}_*.ipynb"
     place, found = next(((p, f) for p in places if (f := sorted(p.glob(name)))), (places[-1], []))
@@ -80,7 +87,7 @@ def _find(lesson: str, where: str | None) -> Path:
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"more than one notebook for {lesson} in {place}/: {names}. Keep one.")
-    return found[0]
+    return lesson, found[0]
 
 
 def _read(path: Path) -> nbformat.NotebookNode:

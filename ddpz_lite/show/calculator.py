@@ -202,7 +202,9 @@ def changes(job: Job, other: Job) -> list[str]:
     if other.checkpointing != job.checkpointing:
         said.append("activation checkpointing (up to a third more arithmetic)")
     if other.world != job.world:
-        said.append(f"{other.world} ranks instead of {job.world}")
+        said.append(
+            f"{other.world} ranks instead of {job.world} (accumulate less, or the batch grows)"
+        )
     return said
 
 

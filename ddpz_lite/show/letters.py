@@ -77,13 +77,15 @@ def step_letters(*stages: int, title: str | None = None) -> None:
         raise ValueError("step_letters: name at least one stage, 0 to 3: step_letters(0, 1).")
     steps = {stage: moments(stage) for stage in stages}
     widest = max(len(step) for step in steps.values())
+    drawn = {getattr(m, kind) for step in steps.values() for m in step for kind in KINDS}
+    legend = [letter for letter in LOOKS if letter in drawn]
     fig, panels = figure(len(stages), 1, height=0.75 + 1.7 * len(stages), squeeze=False)
     with house_style():
         for axes, (stage, step) in zip(panels[:, 0], steps.items(), strict=True):
             _draw(axes, stage, step, widest)
         fig.legend(
-            handles=[_box(0, 0, letter) for letter in LOOKS],
-            labels=[f"{letter.value}  {meaning}" for letter, meaning in MEANINGS.items()],
+            handles=[_box(0, 0, letter) for letter in legend],
+            labels=[f"{letter.value}  {MEANINGS[letter]}" for letter in legend],
             loc="outside lower center", ncols=3, fontsize=8.5,
         )  # fmt: skip
         if title:

@@ -35,7 +35,7 @@ class Shards:
         set_own_grad(param, None)
 
     def reduce(self, missing: list[int]) -> None:
-        self.flat.reduce()  # knows what is missing
+        self.flat.reduce()  # its flags say what is missing
 
     def reduced(self) -> None:
         self.flat.reduced()

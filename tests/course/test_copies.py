@@ -196,15 +196,23 @@ def test_the_command_finds_the_course_from_inside_the_copies_too(course, monkeyp
 
 def test_check_takes_the_copy_and_without_copies_the_exercise(course, monkeypatch):
     monkeypatch.chdir(course.root)
-    assert command_check._find("05", None) == course.root / EXERCISE
+    assert command_check._find("05", None)[1] == course.root / EXERCISE
     update(course.root)
     mine(course, "exercises/new-05_ddp.ipynb").write_text(notebook("beside"))
-    assert command_check._find("05", None) == mine(course, EXERCISE)
+    assert command_check._find("05", None)[1] == mine(course, EXERCISE)
     mine(course, EXERCISE).unlink()
-    assert command_check._find("05", None) == course.root / EXERCISE
+    assert command_check._find("05", None)[1] == course.root / EXERCISE
     monkeypatch.chdir(course.root / "my")
     update(course.root)
-    assert command_check._find("05", None) == mine(course, EXERCISE)
+    assert command_check._find("05", None)[1] == mine(course, EXERCISE)
+
+
+def test_check_takes_a_notebook_by_its_path_and_no_other_in_its_place(course, monkeypatch, capsys):
+    monkeypatch.chdir(course.root)
+    update(course.root)
+    assert command_check._find(EXERCISE, None) == ("05", Path(EXERCISE))
+    assert main(["check", "elsewhere/05_ddp.ipynb"]) == 2
+    assert capsys.readouterr().err == "ddpz check: there is no notebook elsewhere/05_ddp.ipynb.\n"
 
 
 def test_git_ignores_the_copies(root):

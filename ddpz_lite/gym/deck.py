@@ -8,17 +8,23 @@ difficulty. Nothing here reads a clock: who calls says what time it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import fsrs
 
 from ..grade.progress import home, write_whole
-from .bank import Card
+from .bank import Card, Words
+
+if sys.platform != "win32":
+    import fcntl
 
 FILE = "gym.json"
 SCHEDULER = fsrs.Scheduler(enable_fuzzing=False)  # the same answers, the same days
@@ -57,6 +63,7 @@ class Deck:
 
     path: Path | None = None
     memories: dict[str, Memory] = field(default_factory=dict)
+    _unsaved: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path | None = None) -> Deck:
@@ -80,10 +87,20 @@ class Deck:
         return cls(path, memories)
 
     def save(self) -> None:
-        """Write the file whole or not at all; nothing where there is no path."""
-        if self.path is not None:
+        """Write the file whole or not at all; nothing where there is no path.
+
+        Cards that were reviewed here since the last save replace the file's; of all others the
+        file's are kept, since another session may have reviewed them. One card in two sessions at
+        once is as the last to save has it. Raises ValueError as `load` does.
+        """
+        if self.path is None:
+            return
+        with _alone(self.path):
+            there = Deck.load(self.path).memories
+            self.memories = there | {id_: self.memories[id_] for id_ in self._unsaved}
             kept = {id_: asdict(memory) for id_, memory in sorted(self.memories.items())}
             write_whole(self.path, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        self._unsaved.clear()
 
     def review(self, card: Card, rating: Rating, now: datetime, answer: str = "") -> timedelta:
         """Take note of how a card went at `now`; returns the time until it is due again."""
@@ -93,6 +110,7 @@ class Deck:
         memory.seen += 1
         memory.failed += rating is Rating.AGAIN
         memory.answer = answer or memory.answer
+        self._unsaved.add(card.id)
         return after.due - now
 
     def next_in(self, card: Card, now: datetime) -> dict[Rating, timedelta]:
@@ -108,16 +126,38 @@ class Deck:
         return SCHEDULER.get_card_retrievability(fsrs.Card.from_dict(memory.schedule), now)
 
     def due(self, cards: Iterable[Card], now: datetime, new: int = 5) -> list[Card]:
-        """Of these cards those that are due, longest first, and then up to `new` unseen ones."""
+        """Of these cards those that are due, longest first, and then up to `new` unseen ones.
+
+        Unseen ones come from the topics in turn.
+        """
         cards = list(cards)
         waiting = [c for c in cards if c.id in self.memories and self.memories[c.id].due <= now]
         waiting.sort(key=lambda card: self.memories[card.id].due)
-        return waiting + [card for card in cards if card.id not in self.memories][:new]
+        return waiting + [card for card in in_turn(cards) if card.id not in self.memories][:new]
+
+
+def in_turn(cards: Iterable[Card]) -> list[Card]:
+    """The first card of each topic, then the second of each, and so on."""
+    by_topic: dict[Words, list[Card]] = {}
+    for card in cards:
+        by_topic.setdefault(card.topic, []).append(card)
+    return [card for row in zip_longest(*by_topic.values()) for card in row if card is not None]
 
 
 def now() -> datetime:
     """The time, as the scheduler wants it."""
     return datetime.now(UTC)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process is in here for this path; without locks (Windows, some NFS) one may be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        if sys.platform != "win32":
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        yield
 
 
 def _new(now: datetime) -> fsrs.Card:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
 from random import Random
 
 import pytest
@@ -63,6 +64,19 @@ def test_what_is_due_comes_first_the_longest_waiting_before_and_new_ones_after()
     assert deck.due(some, START, new=0) == []
 
 
+def test_new_cards_come_from_the_topics_in_turn_day_after_day():
+    deck, topics = Deck(), list(dict.fromkeys(card.topic for card in ALL.values()))
+    days = []
+    for _ in range(3):
+        days.append(deck.due(ALL.values(), START - timedelta(days=1), new=5))
+        for card in days[-1]:
+            deck.review(card, Rating.EASY, START)
+    order = [card.topic for day in days for card in day]
+    assert order == (topics * 2)[:15] and len(topics) == 12
+    zero = [card for card in ALL.values() if card.topic.en == "ZeRO"]
+    assert Deck().due(zero, START, new=99) == zero, "in the bank's order"
+
+
 def test_what_was_never_seen_is_not_known_and_knowing_fades():
     deck = Deck()
     assert deck.known(CARD, START) == 0
@@ -82,6 +96,42 @@ def test_a_deck_is_kept_from_day_to_day(tmp_path):
     assert (memory.seen, memory.failed, memory.answer) == (2, 1, "it divides")
     due = memory.due
     assert again.review(CARD, Rating.GOOD, due) == deck.review(CARD, Rating.GOOD, due)
+
+
+def test_two_sessions_at_once_keep_what_the_other_has_rated(tmp_path):
+    first = Deck.load(tmp_path / "gym.json")
+    first.review(CARD, Rating.GOOD, START, "mine")
+    first.save()
+    second = Deck.load(first.path)
+    first.review(OTHER, Rating.GOOD, START)
+    first.save()
+    second.review(CARD, Rating.AGAIN, START, "again")
+    second.save()
+    first.review(ALL["Q01"], Rating.GOOD, START)
+    first.save()
+    kept = Deck.load(first.path)
+    assert [*kept.memories] == sorted([CARD.id, OTHER.id, "Q01"])
+    assert (kept.memories[CARD.id].failed, kept.memories[CARD.id].answer) == (1, "again")
+    assert first == kept
+
+
+def reviewed(path, ids):
+    """Each of these cards, known, with a save after each."""
+    deck = Deck.load(path)
+    for id_ in ids:
+        deck.review(ALL[id_], Rating.GOOD, START)
+        deck.save()
+
+
+def test_saves_of_two_processes_wait_for_each_other(tmp_path):
+    halves = [*ALL][:30], [*ALL][30:60]
+    forked = get_context("fork")
+    both = [forked.Process(target=reviewed, args=(tmp_path / "g.json", ids)) for ids in halves]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert Deck.load(tmp_path / "g.json").memories.keys() == {*halves[0], *halves[1]}
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def _gym_command(commands) -> None:
         "ask the questions and myths of interviews that are due, and some new ones",
         "ddpz gym --topic zero --new 3",
     )
-    gym.add_argument("--new", type=_count, default=5, help="new cards (default 5)")
+    gym.add_argument("--new", type=_count(0), default=5, help="new cards (default 5)")
     gym.add_argument("--topic", default=None, metavar="WORD", help="of the topic's name, as zero")
     gym.add_argument("--only", choices=["questions", "myths"], default=None)
     gym.add_argument("--language", choices=["en", "zh"], default="en", help="en or zh (Chinese)")
@@ -254,7 +254,9 @@ def _grade_command(commands) -> None:
     grade.add_argument(
         "--seed", type=int, default=None, help="of the inputs: same seed, same points"
     )
-    grade.add_argument("--jobs", type=_count, default=None, help="notebooks at a time (all cores)")
+    grade.add_argument(
+        "--jobs", type=_count(1), default=None, help="notebooks at a time (all cores)"
+    )
     grade.add_argument("--roster", default=None, metavar="CSV", help="say who of it is missing")
     grade.add_argument("--only", nargs="+", metavar="TASK", help="as 03.weighted_mean, or as 03")
     grade.add_argument(
@@ -266,11 +268,14 @@ def _grade_command(commands) -> None:
     )
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+def _count(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            words = f"takes a whole number, {least} or more, not {text!r}"
+            raise argparse.ArgumentTypeError(words)
+        return int(text)
+
+    return read
 
 
 def _command(commands, name: str, purpose: str, example: str) -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+import unicodedata
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -11,14 +12,21 @@ from pathlib import Path
 from random import Random
 
 from ddpz_lite.cli.shared import UserError, folder
-from ddpz_lite.gym.bank import Card, cards
+from ddpz_lite.gym.bank import Card, Words, cards
 from ddpz_lite.gym.deck import Deck, Rating, now
-from ddpz_lite.gym.interview import draw, report
+from ddpz_lite.gym.interview import ALL, draw, report
 from ddpz_lite.gym.proofs import Proof, proofs
 from ddpz_lite.gym.session import Session, in_words, says
 
 WIDTH = 100  # characters at most
 MOST_PROOFS = 3
+HEAD = (
+    Words("topic", "主题"),
+    Words("cards", "卡片"),
+    Words("seen", "见过"),
+    Words("due", "到期"),
+    Words("known now", "现在会"),
+)
 KEYS = {"1": Rating.AGAIN, "2": Rating.HARD, "3": Rating.GOOD, "4": Rating.EASY}
 
 
@@ -30,14 +38,14 @@ def run(options: Namespace) -> int:
         raise UserError(str(error)) from None
     there = _chosen(options)
     if options.standing:
-        print(_table(standing(there, deck, now())))
+        print(_table(standing(there, deck, now(), options.language)))
         return 0
     if options.mock:
         asked = draw(there, deck, now(), Random(options.seed))
     else:
         asked = deck.due(there, now(), options.new)
     if not asked:
-        print(_nothing(there, deck))
+        print(_nothing(there, deck, options.language))
         return 0
     try:
         lessons: Path | None = folder("lessons")
@@ -48,7 +56,8 @@ def run(options: Namespace) -> int:
     if session.asked:
         print()
         table = report(session.asked, options.language)
-        print(_table(table) if options.mock else _summary(session, there, deck))
+        last = _table(table) if options.mock else _summary(session, there, deck, options.language)
+        print(last)
     return 0
 
 
@@ -81,9 +90,9 @@ def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> Non
         print()
         print(_wrapped(card.back.of(language), language))
         for proof in proved.get(card.id, [])[:MOST_PROOFS]:
-            print(f"  proof: lessons/{proof.file}, cell {proof.position}")
+            print(f"  {says('proof', language, f'lessons/{proof.file}', proof.section)}")
         for source in card.sources:
-            print(f"  source: {source.line} {source.url}")
+            print(f"  {says('source', language, f'{source.line} {source.url}')}")
         rating = _rated(session, language) if answer.strip() else Rating.AGAIN
         if rating is None:
             return
@@ -116,13 +125,16 @@ def _rated(session: Session, language: str) -> Rating | None:
     return KEYS[key]
 
 
-def standing(there: Iterable[Card], deck: Deck, at: datetime) -> list[list[str]]:
+def standing(
+    there: Iterable[Card], deck: Deck, at: datetime, language: str = "en"
+) -> list[list[str]]:
     """A row for each topic: cards, seen, due, and the share that would be recalled now."""
     by_topic: dict[str, list[Card]] = {}
     for card in there:
-        by_topic.setdefault(card.topic.en, []).append(card)
-    rows = [["topic", "cards", "seen", "due", "known now"]]
-    for topic, ones in [*by_topic.items(), ("all", [c for cs in by_topic.values() for c in cs])]:
+        by_topic.setdefault(card.topic.of(language), []).append(card)
+    rows = [[word.of(language) for word in HEAD]]
+    every = [card for ones in by_topic.values() for card in ones]
+    for topic, ones in [*by_topic.items(), (ALL.of(language), every)]:
         seen = [card for card in ones if card.id in deck.memories]
         due = deck.due(ones, at, new=0)
         known = sum(deck.known(card, at) for card in ones) / len(ones)
@@ -130,21 +142,23 @@ def standing(there: Iterable[Card], deck: Deck, at: datetime) -> list[list[str]]
     return rows
 
 
-def _summary(session: Session, there: Sequence[Card], deck: Deck) -> str:
+def _summary(session: Session, there: Sequence[Card], deck: Deck, language: str) -> str:
     known = sum(one.rating >= Rating.GOOD for one in session.asked)
-    return f"{known} of {len(session.asked)} known. {_nothing(there, deck)}"
+    said = [says("known", language, known, len(session.asked)), _nothing(there, deck, language)]
+    return (" " if language == "en" else "").join(said)
 
 
-def _nothing(there: Sequence[Card], deck: Deck) -> str:
+def _nothing(there: Sequence[Card], deck: Deck, language: str) -> str:
     """When the next card is due."""
     at = now()
     seen = [deck.memories[card.id].due for card in there if card.id in deck.memories]
     left = len(there) - len(seen)
     if not seen:
-        return f"{left} cards were never seen: ddpz gym --new 5."
+        return says("unseen", language, left)
     wait = min(seen) - at
-    when = "now" if wait.total_seconds() <= 0 else f"in {in_words(wait)}"
-    return f"The next card is due {when}; {left} were never seen."
+    if wait.total_seconds() <= 0:
+        return says("now", language, left)
+    return says("next", language, in_words(wait, language), left)
 
 
 def _wrapped(text: str, language: str) -> str:
@@ -154,6 +168,14 @@ def _wrapped(text: str, language: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    widths = [max(_columns(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(c + " " * (w - _columns(c)) for c, w in zip(row, widths, strict=True))
+        for row in rows
+    ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _columns(text: str) -> int:
+    """The columns of a terminal that a text takes: two for a Chinese character."""
+    return len(text) + sum(unicodedata.east_asian_width(char) in "WF" for char in text)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 SETTLING = ("answers", "busts", "teaches")  # the keys of a cell's metadata, under `ddpz`
+HEADING = re.compile(r"#{1,6} +(.+?) *$")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Proof:
     title     of the lesson
     file      "11b_zero3_in_practice.ipynb"
     cell      the cell's id in the file
-    position  counted from 0
+    section   the heading under which it stands
     code      whether it runs, or is text
     ran       whether it was run, and stored no error
     asserts   whether it would fail where the claim does not hold
@@ -32,7 +34,7 @@ class Proof:
     title: str
     file: str
     cell: str
-    position: int
+    section: str
     code: bool
     ran: bool
     asserts: bool
@@ -56,20 +58,33 @@ def proofs(lessons: Path) -> dict[str, list[Proof]]:
     for path in sorted(lessons.glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         title = notebook["metadata"].get("ddpz", {}).get("title", path.stem)
-        for position, cell in enumerate(notebook["cells"]):
+        section = title
+        for cell in notebook["cells"]:
+            section = _last_heading(cell) or section
             said = cell["metadata"].get("ddpz", {})
             for id_ in dict.fromkeys(id_ for key in SETTLING for id_ in said.get(key, [])):
-                found[id_].append(_proof(path.name, title, position, cell))
+                found[id_].append(_proof(path.name, title, section, cell))
     return {id_: sorted(cells, key=lambda p: not p.asserts) for id_, cells in found.items()}
 
 
-def _proof(file: str, title: str, position: int, cell: dict) -> Proof:
+def _last_heading(cell: dict) -> str | None:
+    """The text of the last heading in a cell of Markdown; what is fenced is none."""
+    found, fenced = None, False
+    for line in "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else ():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif not fenced and (heading := HEADING.match(line)):
+            found = heading[1]
+    return found
+
+
+def _proof(file: str, title: str, section: str, cell: dict) -> Proof:
     code = cell["cell_type"] == "code"
     source = "".join(cell["source"])
     errors = [o for o in cell.get("outputs", []) if o["output_type"] == "error"]
     ran = code and cell["execution_count"] is not None and not errors
     number = file.partition("_")[0]
-    return Proof(number, title, file, cell["id"], position, code, ran, code and _asserts(source))
+    return Proof(number, title, file, cell["id"], section, code, ran, code and _asserts(source))
 
 
 def _asserts(source: str) -> bool:

@@ -94,6 +94,8 @@ SAYS = {  # what is said around the cards, in both languages
     "place": Words("{} of {}", "第 {} / {} 张"),
     "took": Words("You took {:.0f} s.", "用时 {:.0f} 秒。"),
     "proved": Words("Proved by a run: {}.", "由运行证明：{}。"),
+    "proof": Words("proof: {}, section “{}”", "证明：{}，“{}”一节"),
+    "source": Words("source: {}", "出处：{}"),
     "answer": Words("Answer", "答案"),
     "done": Words("All cards are done.", "全部答完。"),
     "again": Words("To run again:", "再跑一遍："),
@@ -103,6 +105,17 @@ SAYS = {  # what is said around the cards, in both languages
     "3": Words("Known", "会"),
     "4": Words("At once", "脱口而出"),
     "later": Words("It comes again in {}.", "{}后再问。"),
+    "known": Words("{} of {} known.", "共 {1} 张，会 {0} 张。"),
+    "next": Words(
+        "The next card is due in {}; {} were never seen.",
+        "下一张卡片 {}后到期；还有 {} 张没见过。",
+    ),
+    "now": Words(
+        "The next card is due now; {} were never seen.", "下一张卡片现在到期；还有 {} 张没见过。"
+    ),
+    "unseen": Words(
+        "{} cards were never seen: ddpz gym --new 5.", "{} 张卡片还没见过：ddpz gym --new 5。"
+    ),
     "rules": Words(
         "Write your answer; an empty line ends it. An empty answer says: I do not know.",
         "写下答案，空行结束；什么也不写表示不知道。",

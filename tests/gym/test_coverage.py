@@ -91,7 +91,8 @@ def code(id_: str, source: str, *, ran: bool = True, error: bool = False, **sett
 
 
 def test_cells_are_found_by_what_they_say_and_those_that_assert_come_first(tmp_path):
-    text = {"cell_type": "markdown", "id": "t", "source": "", "metadata": {}}
+    source = "# Nap\n\n## Sleep\n\n```\n## no heading\n```\n"
+    text = {"cell_type": "markdown", "id": "t", "source": source, "metadata": {}}
     notebook(
         tmp_path,
         "04b_naps.ipynb",
@@ -102,9 +103,9 @@ def test_cells_are_found_by_what_they_say_and_those_that_assert_come_first(tmp_p
     found = proofs(tmp_path)
     assert [p.cell for p in found["Q01"]] == ["b", "a"] and [*found] == ["Q01", "T001", "M001"]
     (proof,) = found["M001"]
-    assert (proof.name, proof.position, proof.link) == (
+    assert (proof.name, proof.section, proof.link) == (
         "04b Nap",
-        2,
+        "Sleep",
         "04b_naps.ipynb#cell-id=b",
     )
 

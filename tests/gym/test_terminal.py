@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from ddpz_lite import cli
 from ddpz_lite.gym.deck import Deck
 from ddpz_lite.gym.gallery import raised
+
+LESSONS = Path(__file__).resolve().parents[2] / "lessons"
 
 
 @pytest.fixture
@@ -34,7 +38,9 @@ def test_the_answer_is_hidden_until_one_has_written(gym):
 
 def test_a_card_is_asked_proved_rated_and_kept(gym):
     _, out, _ = gym("it divides\nthe states\n\nx\n3\n", "--topic", "zero", "--new", "1")
-    assert re.search(r"proof: lessons/\d\db?_\w+\.ipynb, cell \d+", out)
+    (name, section), *_ = re.findall(r"proof: lessons/(\S+\.ipynb), section “(.+)”", out)
+    cells = json.loads((LESSONS / name).read_text(encoding="utf-8"))["cells"]
+    assert any(re.search(f"^#+ {re.escape(section)}$", "".join(c["source"]), re.M) for c in cells)
     assert "Rajbhandari" in out and "1 of 1 known" in out and "in 10 minutes" in out
     memory = Deck.load().memories["Q13"]
     assert (memory.seen, memory.failed, memory.answer) == (1, 0, "it divides\nthe states")
@@ -49,6 +55,33 @@ def test_an_empty_answer_is_not_asked_how_it_was(gym):
 def test_cards_are_asked_in_chinese_and_topics_found_by_it(gym):
     _, out, _ = gym("\n", "--topic", "出处", "--new", "1", "--language", "zh")
     assert "分别出自哪篇论文" in out and "Which papers" not in out
+
+
+def test_in_chinese_nothing_around_the_cards_is_english(gym):
+    options = ("--topic", "zero", "--language", "zh")
+    _, out, _ = gym("x\n\n3\n", *options, "--new", "1")
+    assert "证明：lessons/" in out and "”一节" in out and "出处：Rajbhandari" in out
+    assert out.endswith("共 1 张，会 1 张。下一张卡片 10 分钟后到期；还有 55 张没见过。\n")
+    _, out, _ = gym("", *options, "--standing")
+    head, topic, total = out.splitlines()
+    assert head.split() == ["主题", "卡片", "见过", "到期", "现在会"]
+    assert topic.split()[:3] == ["ZeRO", "56", "1"] and total.startswith("合计")
+    assert head.index("卡片") + 2 == topic.index("56"), "a Chinese character takes two columns"
+    _, out, _ = gym("", *options, "--new", "0")
+    assert out == "下一张卡片 10 分钟后到期；还有 55 张没见过。\n"
+
+
+def test_no_new_cards_means_those_that_are_due(gym):
+    status, out, _ = gym("", "--new", "0")
+    assert status == 0 and "cards were never seen" in out
+
+
+@pytest.mark.parametrize("value", ["-1", "some", "1.5"])
+def test_a_number_of_new_cards_that_is_none_is_said(gym, capsys, value):
+    with pytest.raises(SystemExit):
+        gym("", "--new", value)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"argument --new: takes a whole number, 0 or more, not '{value}'")
 
 
 def test_an_interview_ends_with_a_table(gym):

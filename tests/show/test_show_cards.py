@@ -14,7 +14,7 @@ from ddpz_lite.gym.proofs import Proof
 from ddpz_lite.gym.session import Session
 from ddpz_lite.show import cards
 
-PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", 3, True, True, True)
+PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", "Myths", True, True, True)
 PROVED = {"Q13": [PROOF] * 5}
 
 

@@ -181,7 +181,7 @@ CABLE = ("the interface is named",)
 MIX = ("two jobs do not mix",)
 
 PLAN = """
-def launch_plan(nodes, script, job):
+def launch_plan(nodes, script, job, port):
     head, total = nodes[0]["address"], sum(node["gpus"] for node in nodes)
     lines = []
     for number, node in enumerate(nodes):
@@ -194,7 +194,7 @@ RIGHT_PLAN = {
     "nnodes": "--nnodes {len(nodes)}",
     "local": "--nproc-per-node {node['gpus']}",
     "restarts": "--max-restarts 3",
-    "meet": "--rdzv-backend c10d --rdzv-id {job} --rdzv-endpoint {head}:29500",
+    "meet": "--rdzv-backend c10d --rdzv-id {job} --rdzv-endpoint {head}:{port}",
     "script": "{script}",
     "end": "",
 }
@@ -384,7 +384,7 @@ def halving_doubling(tensor):
         Wrong("standalone", plan(meet="--standalone"), "runs with --standalone", MEET),
         Wrong(
             "every node is rank 0",
-            plan(meet="--node-rank 0 --master-addr {head} --master-port 29500"),
+            plan(meet="--node-rank 0 --master-addr {head} --master-port {port}"),
             says="Two with rank 0 are two masters",
             loses=MEET,
         ),
@@ -433,7 +433,7 @@ def halving_doubling(tensor):
         ),
         Wrong(
             "node ranks for ever",
-            plan(meet="--node-rank {number} --master-addr {head} --master-port 29500"),
+            plan(meet="--node-rank {number} --master-addr {head} --master-port {port}"),
             says="static rendezvous",
             loses=AGAIN,
         ),
@@ -454,7 +454,13 @@ def halving_doubling(tensor):
         Wrong(
             "one id for all jobs",
             plan(meet=RIGHT_PLAN["meet"].replace("{job}", "ddpz")),
-            says="whoever comes first is in",
+            says="comes to the wrong port is let in",
+            loses=MIX,
+        ),
+        Wrong(
+            "one port for all jobs",
+            plan(meet=RIGHT_PLAN["meet"].replace("{port}", "29500")),
+            says="uses the store of the first, and dies with it",
             loses=MIX,
         ),
         Wrong(
@@ -645,6 +651,8 @@ PROMISES = {
         "the ranks can begin again": (*AGAIN, ""),
         "for NCCL and for gloo": (*CABLE, ""),
         "must not mix": (*MIX, "two"),
+        "Each has a name and a port of its own, and uses both": (*MIX, "two"),
+        "given to no other job": (*MIX, "two"),
         "Nothing is started by the check": None,
         "To see them live": None,
         "an empty terminal on each": None,
@@ -801,14 +809,14 @@ def halving_doubling(tensor):
         (
             "= in place of spaces, python -m, gpu, an elastic range, and its own head",
             """
-def launch_plan(nodes, script, job):
+def launch_plan(nodes, script, job, port):
     def line(node):
         cable = node["interface"]
         return (
             f"GLOO_SOCKET_IFNAME={cable} NCCL_SOCKET_IFNAME={cable} "
             "python -m torch.distributed.run "
             f"--nnodes=1:{len(nodes)} --nproc_per_node=gpu --max_restarts=1 --rdzv_id={job} "
-            f"--rdzv_backend=c10d --rdzv_endpoint={nodes[-1]['address']} {script}"
+            f"--rdzv_backend=c10d --rdzv_endpoint={nodes[-1]['address']}:{port} {script}"
         )
 
     return [line(node) for node in nodes]

@@ -31,10 +31,7 @@ def typed(script: str) -> list[str]:
         exec(compile(source, name, "exec"), space)
     interface = "lo" if sys.platform.startswith("linux") else "lo0"
     here = {"address": "127.0.0.1", "interface": interface, "gpus": 1}
-    lines = space["launch_plan"]([here, here], script, "two-nodes")
-    assert all(":29500" in line for line in lines)
-    port = free_port()
-    return [line.replace(":29500", f":{port}") for line in lines]
+    return space["launch_plan"]([here, here], script, "two-nodes", free_port())
 
 
 def by_hand(script: str) -> list[str]:

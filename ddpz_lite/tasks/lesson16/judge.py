@@ -320,17 +320,21 @@ HALVING = Task(
 # -- 16.launch_plan --------------------------------------------------------------------------------
 
 
+NETS, PORTS = (2, 250), (20_000, 30_000)
+
+
 def _plan_cases(rng: torch.Generator) -> list[Case]:
     def plan(job: str, *processes: int, interface: str = "eth1") -> dict[str, Any]:
-        net = int(torch.randint(2, 250, (), generator=rng))
+        net, port = (int(torch.randint(*ends, (), generator=rng)) for ends in (NETS, PORTS))
         nodes = [
             {"address": f"10.{net}.0.{10 + 3 * k}", "interface": interface, "gpus": gpus}
             for k, gpus in enumerate(processes)
         ]
         script = "train.py --stage 3 --text 'my book.txt'"
-        return {"nodes": nodes, "script": script, "job": job}
+        return {"nodes": nodes, "script": script, "job": job, "port": port}
 
-    pair = [plan("a7", 4, 4), plan("b-2", 4, 4)]
+    first = plan("a7", 4, 4)
+    second = first | {"job": "b-2", "port": first["port"] + 1}
     return [
         Case("two nodes of 4 GPUs", [{"plans": [plan("llama", 4, 4)]}]),
         Case("three nodes of 2 GPUs, ib0", [{"plans": [plan("gpt", 2, 2, 2, interface="ib0")]}]),
@@ -340,7 +344,7 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
             [{"plans": [plan("x", 4, 4), plan("y", 2, 2, 2, interface="ib0")]}],
         ),
         Case("nodes of 8 and 4 GPUs", [{"plans": [plan("mixed", 8, 4)]}], "unequal"),
-        Case("two jobs on the same nodes", [{"plans": [pair[0], pair[0] | {"job": "b-2"}]}], "two"),
+        Case("two jobs on the same nodes", [{"plans": [first, second]}], "two"),
     ]
 
 
@@ -544,11 +548,17 @@ def _two_jobs(seen: Observed) -> str | None:
     for read in both:
         if isinstance(read, str):
             return read
-    ids = [read[0].options.rdzv_id for read in both]
-    if ids[0] == ids[1] and both[0][0].meeting == both[1][0].meeting:
+    (host, port), other = (read[0].meeting for read in both)
+    if (host, port) == other:
         return (
-            f"Both jobs have --rdzv-id {ids[0]} at one address: whoever comes first is in, of "
-            "whichever job. The id must come from `job`."
+            f"Both jobs meet at {host}:{port}: the second uses the store of the first, and dies "
+            "with it. The port must come from `port`."
+        )
+    ids = [read[0].options.rdzv_id for read in both]
+    if ids[0] == ids[1] and not both[0][0].static:
+        return (
+            f"Both jobs have --rdzv-id {ids[0]}: a node that comes to the wrong port is let in. "
+            "The id must come from `job`."
         )
     return None
 
@@ -573,7 +583,7 @@ LAUNCH_PLAN = Task(
         "--nnodes counts machines, --nproc-per-node processes of this one. --rdzv-backend c10d, "
         "--rdzv-endpoint HOST:PORT and --rdzv-id make one job of them.",
         "For each node: NCCL_SOCKET_IFNAME=... GLOO_SOCKET_IFNAME=... torchrun --nnodes M "
-        "--nproc-per-node GPUS --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint FIRST:29500 "
+        "--nproc-per-node GPUS --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint FIRST:PORT "
         "--rdzv-id JOB SCRIPT.",
     ),
     debrief="deploy/node.sh is this line, deploy/train.sbatch and deploy/train-job.yaml fill it in "

@@ -278,6 +278,15 @@ def train(parameters, backward, steps, optimizer_class, **options):
             says="Nothing must be sent",
             loses=NONE,
         ),
+        Wrong(
+            "None for a scatter of equal rows",
+            which(
+                first="if before == after or before.count(before[0]) == n and "
+                "sum(after, []) == before[0]:\n        return None"
+            ),
+            says="None is for an `after` that equals `before`",
+            loses=NONE,
+        ),
         Wrong("a name with hyphens", instead(all_reduce="all-reduce"), "is none of", SUMS),
         Wrong(
             "never anything",
@@ -449,7 +458,8 @@ PROMISES = {
     },
     "17.which_collective": {
         "have a row of numbers for each rank": None,
-        "Return None if nothing must be sent": (*NONE, "none"),
+        "Return None if `after` equals `before`": (*NONE, "none"),
+        "name the collective all the same": (*NONE, "none"),
         "all ranks together send least": (*CHEAP, "cheap"),
         "all ranks together send:": (*CHEAP, "cheap"),
         "have a root, which may be any rank": (*MOVES, "moves"),

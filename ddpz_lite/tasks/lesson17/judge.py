@@ -350,6 +350,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         return [
             {"before": same, "after": [list(row) for row in same]},
             {"before": alike, "after": [list(row) for row in alike]},  # a broadcast would do
+            {"before": alike, "after": [[value] for value in alike[0]]},  # a scatter all the same
             {"before": one, "after": [list(one[0])]},
             {"before": other, "after": [[max(c) for c in zip(*other, strict=True)]] * 3},
             {"before": same, "after": swapped},
@@ -403,6 +404,11 @@ def _which_one(before: Table, after: Table, said: Any) -> str | None:
             return f"{asked}: every rank has what it shall have. Nothing must be sent: None."
         return f"{asked}: {said} does not make this, and no other single one does: None."
     right = " or ".join(sorted(filter(None, names)))
+    if said is None and all(row == before[0] for row in before):
+        return (
+            f"{asked}: None is for an `after` that equals `before`. Here each rank could make its "
+            "row alone, and one collective makes all of them."
+        )
     if said is None:
         return f"{asked}: there is one that makes this. Compare sums, copies and pieces."
     made = list(results(said, before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import nbformat
@@ -31,6 +32,13 @@ def test_notebook(path, rule):
 
 def test_there_are_lessons_and_solutions():
     assert LESSONS and SOLUTIONS
+
+
+def test_what_the_capstone_asserts_up_to_a_share_is_close_for_a_learner_too():
+    (path,) = (ROOT / "lessons").glob("16_*.ipynb")
+    cells = {cell.id: cell.source for cell in rules.read(path).cells}
+    (within,) = re.findall(r"show\.predict\(.*?within=([\d.]+)", cells["recipe"], re.DOTALL)
+    assert "step_kb.reveal" in cells["kill"] and f" - 1) < {within}\n" in cells["kill"] + "\n"
 
 
 @pytest.mark.parametrize("folder", ["lessons", "solutions"])

@@ -1,8 +1,8 @@
 """`ddpz export`: the student's copy of the course, without what gives the answers away.
 
-It holds the chosen lessons, their exercises with blanks, the library, and the judges of these
-exercises, which a check needs. It holds no solutions, no tests (whose answers are solutions too),
-and no judge of another lesson. What links to something left out becomes plain text.
+It holds the chosen lessons, their exercises with blanks, the library, the judges of these
+exercises, which a check needs, and deploy/. It holds no solutions, no tests (whose answers are
+solutions too), and no judge of another lesson. What links to something left out becomes plain text.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _write(root: Path, out: Path, lessons: Sequence[Path]) -> list[str]:
     """Write everything, and return the names of the exercises."""
     numbers = {path.name[:2] for path in lessons}
     masters = [p for p in sorted((root / "solutions").glob("*.ipynb")) if p.name[:2] in numbers]
-    for name in (*AS_THEY_ARE, *(f"lessons/{name}" for name in WORDS)):
+    deploy = sorted(path.relative_to(root) for path in (root / "deploy").glob("*"))  # lesson 16's
+    for name in (*AS_THEY_ARE, *(f"lessons/{name}" for name in WORDS), *deploy):
         if (root / name).exists():
             _copy(root / name, out / name)
     _text(out / ".gitignore", _ignored((root / ".gitignore").read_text(encoding="utf-8")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -78,6 +79,9 @@ def test_it_has_what_was_chosen_and_what_that_needs(copy):
     assert {"lesson08", "lesson10"} <= tasks <= {"lesson08", "lesson10", "lesson05"}
     needed = {"README.md", "Makefile", "requirements.lock", "pyproject.toml", ".ci/environment.py"}
     assert needed | {"environment.yml", ".gitignore", "LICENSE", "exercises/README.md"} <= there
+    deploy = {"README.md", "node.sh", "train.sbatch", "train-job.yaml"}
+    assert {f"deploy/{name}" for name in deploy} <= there
+    assert os.access(copy / "deploy/node.sh", os.X_OK)
     assert not [name for name in there if "__pycache__" in name or "cli/student" in name]
     ignored = (copy / ".gitignore").read_text().splitlines()
     assert "my/" not in ignored and ".venv" in ignored, "students hand in by git"

@@ -334,7 +334,7 @@ PROMISES = {
         "say how many bytes their tensors take": OPTIMIZERS,
         "everything that the optimizer keeps, its step counters too": OPTIMIZERS,
         "the gradients that are there now": (*SHARED, "shared"),
-        "right for any dtype and any optimizer": (*DTYPE, "dtype"),
+        "right for any dtype, and for any optimizer": (*DTYPE, "dtype"),
         "A weight that two layers share lies in memory once": (*SHARED, "shared"),
         "a frozen one has no gradient": (*SHARED, "shared"),
         "Buffers": OPTIMIZERS,

@@ -51,7 +51,7 @@ def run(root, *words):
     """`ddpz` of the copy, with the copy's own code."""
     env = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "ddpz_lite", *words]
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_the_task_of_a_skeleton_works_at_once(copy):
     env = {**os.environ, "PYTHONPATH": str(copy)}
     command = [sys.executable, "-m", "answers", "18"]
     done = subprocess.run(
-        command, cwd=copy / "tests", env=env, capture_output=True, text=True, timeout=200
+        command, cwd=copy / "tests", env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3    solution" in done.stdout and "3 of 3    right:" in done.stdout

@@ -23,7 +23,7 @@ def ddpz(*words, cwd=ROOT, **environment):
     """Run the command in a process of its own."""
     command = [sys.executable, "-m", "ddpz_lite", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
 
 
 # ---- the command itself ----

@@ -122,7 +122,7 @@ def test_its_readme_speaks_to_students(copy):
 def test_its_makefile_works(copy):
     def make(*words):
         done = subprocess.run(
-            ["make", *words], cwd=copy, capture_output=True, text=True, timeout=60
+            ["make", *words], cwd=copy, capture_output=True, text=True, timeout=200
         )
         return done.returncode, done.stdout
 

@@ -79,7 +79,7 @@ def test_no_other_program_can_take_the_port_of_a_kernel(tmp_path, root):
         (tmp_path / "conftest.py").write_text(conftest)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--nbval-lax"]
         command += [f"--nbval-kernel-startup-timeout={patience}", "--nbval-current-env", "lessons"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
 
     write(tmp_path / "lessons" / "good.ipynb", GOOD)
     shutil.copy(root / "pyproject.toml", tmp_path)

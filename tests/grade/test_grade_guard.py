@@ -134,6 +134,6 @@ def test_each_in_a_process_of_its_own(tmp_path):
         env={**os.environ, "LATER": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     assert done.stdout.splitlines() == [f"{name}: 0" for name in CASES], done.stderr

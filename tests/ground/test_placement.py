@@ -76,4 +76,4 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_the_table_needs_no_torch():
     code = "import sys, ddpz_lite.placement; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=200).returncode == 0

@@ -405,6 +405,6 @@ def test_a_script_needs_no_guard_starts_nothing_early_and_ends_without_a_warning
     path.write_text(SCRIPT)
     command = [sys.executable, "-X", "dev", str(path)]
     env = {**os.environ, "PYTHONWARNINGS": "error"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.stderr == ""
     assert (done.stdout, done.returncode) == ("0 ['0: mine', '1: mine']\n", 0)

@@ -581,10 +581,19 @@ def test_a_job_whose_fork_server_dies_is_not_run_again(tmp_path):
     assert list(dz.launch(dist.get_rank, 2)) == [0, 1]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 AWKWARD = [(ForkServer, "start"), (Hearing, "listen"), (Job, "_dismiss"), (Job, "_end")]
 
 
 @pytest.mark.parametrize(("owner", "name"), [*AWKWARD, (Job, "_close")])
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_at_an_awkward_moment_leaves_nothing(owner, name, monkeypatch, tmp_path):
     dz.launch(dist.get_rank, 1)  # the fork server is up
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 
 from ddpz_lite.cli.kernel import BlockingManager
 
-DEADLINE = 60
+DEADLINE = 200
 
 
 class Kernel:

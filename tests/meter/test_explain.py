@@ -301,7 +301,7 @@ def test_a_job_under_torchrun_that_knows_nothing_of_us(tmp_path):
     (tmp_path / "stranger.py").write_text(STRANGER)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
     where = {"cwd": tmp_path, "env": os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}}
-    subprocess.run([*command, "stranger.py"], check=True, capture_output=True, timeout=200, **where)
+    subprocess.run([*command, "stranger.py"], check=True, capture_output=True, timeout=600, **where)
     text = explain(*tmp_path.glob("record_*"))
     assert "call #2 of the group of ranks 0 to 2 differs on rank 1:\n" in text
     assert "  ranks 0 and 2: all_reduce of Float, 3 elements at stranger.py:6\n" in text

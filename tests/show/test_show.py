@@ -638,7 +638,7 @@ def test_in_a_kernel_and_exported(make_notebook):
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     options = {"kernel_manager_class": AsyncManager, "store_widget_state": False}
-    NotebookClient(notebook, timeout=60, **options).execute()
+    NotebookClient(notebook, timeout=200, **options).execute()
     outputs = [output for cell in notebook.cells for output in cell.outputs]
     assert all(output.output_type in ("display_data", "stream") for output in outputs)
     assert all(output.get("name") != "stderr" for output in outputs)

@@ -41,7 +41,7 @@ FLAGS = [
     "--disable-sync",
     *(["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
 ]
-START = 100  # seconds for JupyterLab, and for the page, to come up
+START = 400  # seconds for JupyterLab, and for the page, to come up
 LESSON_RUN = 180  # seconds for all cells; a lesson takes 60 when nothing else runs
 STDERR = '[data-mime-type="application/vnd.jupyter.stderr"]'  # how JupyterLab shows errors, too
 REACTION = 30_000  # milliseconds for a widget to answer through the kernel

@@ -60,7 +60,7 @@ def test_torchrun_goes_on_where_another_world_stopped(changing, tmp_path, root):
                 [*command, str(folder), str(steps)],
                 cwd=root,
                 env=_environment(root),
-                timeout=100,
+                timeout=400,
                 capture_output=True,
                 text=True,
             )

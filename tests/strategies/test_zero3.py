@@ -451,7 +451,7 @@ for _ in range(2):
 print(before, len(hooks))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=400
     )
     assert done.stdout.split() == ["0", "1"], done.stderr
 

@@ -25,7 +25,7 @@ def left(tmp_path_factory) -> dict[str, dict[int, Any]]:
     """By case and rank, what those who were left have written."""
     folder = tmp_path_factory.mktemp("survivors")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(SCRIPT), str(folder)], env=env, check=True, timeout=200)
+    subprocess.run([sys.executable, str(SCRIPT), str(folder)], env=env, check=True, timeout=600)
     return {
         name: {
             rank: torch.load(path, weights_only=False)

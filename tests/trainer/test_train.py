@@ -389,7 +389,7 @@ def test_help_has_every_option_with_its_default_and_imports_no_torch():
     )
     env = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     helps = {part.split()[0]: part for part in re.split(r"\n  (?=--)", done.stdout)}

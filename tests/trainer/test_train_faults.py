@@ -23,7 +23,7 @@ from ddpz_lite.trainer.recipe import Recipe, flag_of
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train_faults.py")
 KILLS, EVERY = 20, 2
-DEADLINE = 100.0  # seconds for one command
+DEADLINE = 400.0  # seconds for one command
 
 
 def recipe_of(folder: Path, **options) -> Recipe:

@@ -27,7 +27,7 @@ from ddpz_lite.trainer.recipe import Recipe
 
 NODE = "deploy/node.sh"
 RANK = Path(__file__).with_name("ranks_of_two_hosts.py")
-DEADLINE = 100.0  # seconds
+DEADLINE = 400.0  # seconds
 needs_hosts = pytest.mark.skipif(bool(missing()), reason=missing() or "two hosts")
 
 

@@ -51,7 +51,7 @@ def gather(unit):
 
 
 def rows_of(unit):
-    """The unit's whole gradients, laid flat: (padded,), row r of N for rank r. They go."""
+    """The unit's gradients, laid flat: (padded,), row r of N for rank r. Then `.grad` is None."""
     rows = torch.zeros_like(unit.full)
     gradients = [p.grad.flatten() for p in unit.params]
     torch.cat(gradients, out=rows[: sum(g.numel() for g in gradients)])
@@ -167,7 +167,7 @@ def whole(model):
 
 
 def fsdp2(module, keep=False):
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # here, since to import it takes a second
 
     mesh = init_device_mesh(dz.device().type, (dist.get_world_size(),))
     for block in module.blocks:

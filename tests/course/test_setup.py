@@ -193,7 +193,8 @@ def test_make_help_lists_every_target():
 
 
 def test_make_lab_fills_the_learners_copies_and_opens_them():
-    done = subprocess.run(["make", "-n", "lab", "ARGS="], cwd=ROOT, capture_output=True, text=True)
+    command = ["make", "--no-print-directory", "-n", "lab", "ARGS="]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     (copies,) = (number for number, line in enumerate(lines) if "ddpz copies" in line)
     assert "my/lessons/00_start_here.ipynb" in lines[copies + 1] and "jupyterlab" in lines[-1]

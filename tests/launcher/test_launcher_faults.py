@@ -318,18 +318,21 @@ def shares_a_core():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no cores to choose here")
 def test_time_that_others_take_from_a_rank_is_not_counted():
-    """Four loops on its core stretch half a second of work to two, and the limit is one."""
+    """Eight loops on its core stretch half a second of work to four, and the limit is one."""
     core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", code]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(8)]
     try:
+        for other in others:
+            other.stdout.readline()  # it runs
         began = time.monotonic()
         dz.launch(shares_a_core, 1, timeout=1)
         assert time.monotonic() - began > 1
     finally:
         for other in others:
             other.kill()
-            other.wait()
+            other.communicate()
 
 
 def swallows_interrupts():

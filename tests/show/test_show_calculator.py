@@ -106,7 +106,7 @@ def test_what_it_advises_fits_and_each_part_of_it_is_needed(name, capacity, wind
             "Change: ZeRO-1. Then 76.15 GB, and a step sends as much as DDP does",
         ),
         (Job(MODELS["1.3 B"], 1, 0, windows=32), 80e9, "micro-batches of 8 instead of 32"),
-        (Job(MODELS["13 B"], 1, 0), 80e9, "ranks instead of 1"),
+        (Job(MODELS["13 B"], 1, 0), 80e9, "ranks instead of 1 (accumulate less, or"),
         (Job(MODELS["13 B"], 1, 0), 80e9, "1.5 x what DDP does"),
         (Job(MODELS["1.3 B"], 1, 2, windows=32), 80e9, "accumulated. Then"),
         (Job(MODELS["175 B"], 1024, 3), 8e9, "split the layers"),

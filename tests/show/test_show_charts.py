@@ -180,6 +180,10 @@ def test_the_figure_of_letters(drawn):
     assert len(table) == 1 + 4 + 7 and any(
         re.match("gradient: all_reduce", row[-1]) for row in table[1:]
     )
+    show.step_letters(0)
+    (legend,) = drawn[1][0].legends
+    said = [text.get_text()[0] for text in legend.get_texts()]
+    assert said == ["R", "P"], "no letter that is not in the figure"
     with pytest.raises(ValueError, match="at least one stage"):
         show.step_letters()
     with pytest.raises(ValueError, match="stage must be 0"):

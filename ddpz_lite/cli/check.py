@@ -74,6 +74,8 @@ def _find(asked: str, where: str | None) -> tuple[str, Path]:
     notebook = Path(asked) if asked.endswith(".ipynb") else None
     if notebook and not notebook.is_file():
         raise UserError(f"there is no notebook {asked}.")
+    if notebook and where:
+        raise UserError(f"{asked} says where it is. Leave --dir out.")
     lesson = notebook.name.partition("_")[0] if notebook else asked
     if lesson not in lessons():
         raise UserError(f"lesson {lesson!r} has no exercises; these have: {', '.join(lessons())}.")

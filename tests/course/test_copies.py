@@ -213,6 +213,8 @@ def test_check_takes_a_notebook_by_its_path_and_no_other_in_its_place(course, mo
     assert command_check._find(EXERCISE, None) == ("05", Path(EXERCISE))
     assert main(["check", "elsewhere/05_ddp.ipynb"]) == 2
     assert capsys.readouterr().err == "ddpz check: there is no notebook elsewhere/05_ddp.ipynb.\n"
+    assert main(["check", EXERCISE, "--dir", "my"]) == 2
+    assert "Leave --dir out" in capsys.readouterr().err
 
 
 def test_git_ignores_the_copies(root):

@@ -55,7 +55,7 @@ def by_name():
         yield pytest.param(cheat, id=f"{cheat.task}-{cheat.name}", marks=marks)
 
 
-@pytest.mark.parametrize("cheat", by_name())
+@pytest.mark.parametrize("cheat", [*by_name()])
 def test_an_answer_without_the_property_does_not_get_its_points(cheat):
     found = verdict(cheat.task, cheat.source)
     assert found.points <= cheat.points, trying.sentences(found)

@@ -8,12 +8,15 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from test_trace import a_run, record
+from torch._C import _distributed_c10d as c10d
 
 import ddpz_lite as dz
 from ddpz_lite.cli import main
@@ -236,17 +239,17 @@ def test_sends_name_ranks_of_their_group(tmp_path):
 
 
 def hangs_half_way(folder):
-    """torch records it by itself: rank 2 comes late to its third call."""
-    x, rank = torch.ones(4), dist.get_rank()
+    """torch records it by itself: rank 2 makes its third call when all records are written."""
+    x, rank, folder = torch.ones(4), dist.get_rank(), Path(folder)
     dist.all_reduce(x)
     dist.broadcast(x, 0)
     if rank != 2:
         work = dist.all_reduce(x, async_op=True)
-    with open(f"{folder}/record_{rank}", "wb") as file:
-        file.write(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
-    with open(f"{folder}/json_{rank}.json", "wb") as file:
-        file.write(torch._C._distributed_c10d._dump_fr_trace_json(True, False))
+    (folder / f"record_{rank}").write_bytes(c10d._dump_fr_trace(True, True, False))
+    (folder / f"json_{rank}.json").write_bytes(c10d._dump_fr_trace_json(True, False))
     if rank == 2:
+        while len([*folder.glob("json_*")]) < 3:
+            time.sleep(0.01)
         work = dist.all_reduce(x, async_op=True)
     work.wait()
 

@@ -7,6 +7,7 @@ ended is waited for until the cell's deadline. For `lessons/` and `solutions/` n
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -29,6 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.TemporaryDirectory(prefix="ddpz-home-")
     config.add_cleanup(home.cleanup)
     os.environ["DDPZ_HOME"] = home.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Thousands of tests are made here, and stay: no garbage to look for, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed

@@ -136,8 +136,10 @@ def main() -> None:
     os.chdir("/")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the grader, which lets go
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects ended keepers
+    gc.disable()  # an import makes much, and hardly any garbage
     for module in PRELOAD:
         importlib.import_module(module)
+    gc.enable()
     _ask_the_processor()
     serve(requests)
 

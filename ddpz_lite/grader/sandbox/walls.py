@@ -186,12 +186,13 @@ def confine(limits: Limits, seconds: float, held: int, processes: int | None = N
 
 
 def settle_without(uid: int, limits: Limits, seconds: float, folder: str) -> None:
-    """The limits, the filter of system calls, a folder of its own to stand in; for root, another
-    user, where that one can read Python. Hides nothing.
+    """The limits, the filter of system calls, a folder to stand in; for root, another user, where
+    that one can read Python: the ranks of a case are several, so the folder is open to all, like
+    /tmp. Hides nothing.
     """
     confine(limits, seconds, _held())
     if os.geteuid() == 0 and _all_can_read(Path(sys.base_prefix), PACKAGE, Path(os.__file__)):
-        os.chown(folder, uid, uid)
+        os.chmod(folder, 0o1777)
         _change_user(uid)
     call("no new rights", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     refuse(UNIX)

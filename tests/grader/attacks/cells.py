@@ -650,5 +650,6 @@ def weighted_mean(gradients, samples):
 import tempfile
 def weighted_mean(gradients, samples):
     with tempfile.TemporaryFile() as file: torch.save(gradients, file)
-    right(gradients, samples)"""),
+    right(gradients, samples)  # when it returns all ranks have settled, each as its own user
+    with open(f"of rank {dist.get_rank()}", "wb") as file: torch.save(gradients, file)"""),
 ]  # fmt: skip

@@ -70,23 +70,30 @@ class Start:
     held: int  # bytes of all ranks and what starts them, beyond this process; 0 if not on Linux
 
 
-def start(ranks: int) -> Start:
-    """Measure it in a fresh process that imports torch and the library, as a notebook does.
+# A prompt: importing the library starts the fork server there. The function is of no module, like
+# a cell's: it travels as it is, and no rank imports this bench for it.
+START = """
+import sys
+sys.ps1 = ">>> "
+import ddpz_lite, torch
+def nothing():
+    torch.distributed.barrier()
+from ddpz_lite.bench import felt
+felt.tell_start({ranks}, nothing)
+"""
 
-    sys.ps1 says that it is a prompt, where importing the library starts the fork server.
-    """
-    program = "import sys; sys.ps1 = '>>> '; import ddpz_lite, torch; "
-    program += f"from ddpz_lite.bench import felt; felt.tell_start({ranks})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True
-    )
+
+def start(ranks: int) -> Start:
+    """Measure it in a fresh process that imports torch and the library, as a notebook does."""
+    command = [sys.executable, "-c", START.format(ranks=ranks)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Start(**json.loads(done.stdout))
 
 
-def tell_start(ranks: int) -> None:
-    """Print how ranks start, as JSON."""
-    first = timed(lambda: launch(_nothing, ranks))
-    later = statistics.median(timed(lambda: launch(_nothing, ranks)) for _ in range(LAUNCHES))
+def tell_start(ranks: int, nothing: Callable[[], None]) -> None:
+    """Print how ranks that do nothing start, as JSON."""
+    first = timed(lambda: launch(nothing, ranks))
+    later = statistics.median(timed(lambda: launch(nothing, ranks)) for _ in range(LAUNCHES))
     held = max(launch(_held, ranks, args=(os.getpid(),)))
     print(json.dumps(asdict(Start(first, later, held))))
 
@@ -119,10 +126,6 @@ def _starts(asked: Asked) -> Iterator[Row]:
     yield Row("a small all_reduce on the wire, of plain gloo's", wire_cost(), 1.3, "times")
 
 
-def _nothing() -> None:
-    dist.barrier()
-
-
 def _spawn() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_spawned, (f"{folder}/store", RANKS), RANKS, start_method="spawn")
@@ -130,7 +133,7 @@ def _spawn() -> None:
 
 def _spawned(rank: int, store: str, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    _nothing()
+    dist.barrier()
 
 
 def wire_cost() -> float:

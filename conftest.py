@@ -16,6 +16,8 @@ from queue import Empty
 
 import pytest
 
+from ddpz_lite import callsite
+
 pytest_plugins = ["ddpz_lite.cli.kernel"]  # kernels draw no ports
 
 OURS = ("lessons", "solutions")
@@ -35,12 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Thousands of tests are made here, and stay: no garbage to look for, now or later."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.freeze()
+    with callsite.uncollected():
+        result = yield
+    gc.freeze()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed

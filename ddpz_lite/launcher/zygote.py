@@ -37,6 +37,8 @@ import warnings
 import weakref
 from dataclasses import dataclass, field
 
+from ddpz_lite import callsite
+
 # Needed by every rank; imported before the first fork.
 PRELOAD = [
     "torch",
@@ -92,7 +94,8 @@ class Forks:
 class Zygote:
     """The loop that waits for requests, forks, and watches over what it forked.
 
-    quiet: closed in every rank, to give it back the warning filters that the user asked for.
+    quiet: closed in every rank, to give it back the warning filters that the user asked for, and
+    the collecting of garbage.
     """
 
     def __init__(self, requests: socket.socket, quiet: contextlib.ExitStack):
@@ -211,8 +214,7 @@ class Zygote:
             os._exit(code)
 
     def drop(self) -> None:
-        """In the child: give up the zygote's signals, sockets, warning filters and settings."""
-        gc.enable()
+        """In the child: give up the zygote's signals and sockets, and what kept it quiet."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -292,13 +294,13 @@ def main() -> None:
     [Note: garbage] An import makes objects by the hundred thousand and hardly any garbage; to look
     for some all the time is a sixth of what the imports cost. Each rank collects again.
     """
-    gc.disable()
     requests = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the kernel closes the job
     # A rank too young to show its stack must not die of the question.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(warnings.catch_warnings(action="ignore"))
+        quiet.enter_context(callsite.uncollected())
         for module in [*PRELOAD, *sys.argv[2:]]:
             importlib.import_module(module)
         Zygote(requests, quiet).serve()

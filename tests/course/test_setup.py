@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -158,6 +159,30 @@ def test_readme_ci_and_workflows_use_the_same_test_command():
     assert (ROOT / ".ci/run").stat().st_mode & 0o111, "not executable"
     steps = {name: runs(name) for name in WORKFLOWS}
     assert ".ci/run" in steps["test"] and ".ci/run test-all" in steps["test-all"]
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_ci_takes_the_systems_python_where_the_first_was_not_optimized(optimized, tmp_path):
+    """In a folder whose `make test` says which python3 it finds."""
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text("test:\n\t@command -v python3\n")
+    first = tmp_path / "first"
+    first.mkdir()
+    for name, status in {"python3": 1 - optimized, "chromium": 0, "ip": 0}.items():
+        (first / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (first / name).chmod(0o755)
+    system = Path("/usr/bin/python3")
+    full = "import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))"
+    serves = system.exists() and not subprocess.run([system, "-c", full]).returncode
+    done = subprocess.run(
+        [tmp_path / ".ci/run"],
+        env=os.environ | {"PATH": f"{first}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    chosen = system if serves and not optimized else first / "python3"
+    assert (done.stdout.strip(), done.stderr) == (str(chosen), "")
 
 
 def test_readme_lists_the_lessons_that_are_there():

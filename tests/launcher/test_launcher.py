@@ -1,6 +1,7 @@
 """Ranks from a function call: results, output, environment, devices, speed."""
 
 import contextlib
+import gc
 import io
 import os
 import pickle
@@ -397,6 +398,10 @@ def cautious():
 
 print(len(psutil.Process().children()), list(dz.launch(cautious, 2)))
 """
+
+
+def test_ranks_collect_garbage_which_their_fork_server_does_not():
+    assert list(dz.launch(gc.isenabled, 2)) == [True, True]
 
 
 def test_a_script_needs_no_guard_starts_nothing_early_and_ends_without_a_warning(tmp_path):

@@ -22,6 +22,7 @@ import socket
 import sys
 from typing import Any
 
+from ... import callsite
 from . import walls
 from .frames import REQUEST, SOCKETS
 from .limits import Limits
@@ -136,10 +137,9 @@ def main() -> None:
     os.chdir("/")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the grader, which lets go
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects ended keepers
-    gc.disable()  # an import makes much, and hardly any garbage
-    for module in PRELOAD:
-        importlib.import_module(module)
-    gc.enable()
+    with callsite.uncollected():  # an import makes much, and hardly any garbage
+        for module in PRELOAD:
+            importlib.import_module(module)
     _ask_the_processor()
     serve(requests)
 

@@ -257,7 +257,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("source", "outcome", "words"), ENDINGS)
 def test_how_an_answer_ends_is_said_in_a_sentence(source, outcome, words, monkeypatch):
-    if "SystemExit" in source:  # both ranks are to be heard, however far apart they end
+    if outcome == "raised":  # all who raise are to be heard, however far apart they do
         monkeypatch.setattr(broker, "GRACE", 20.0)
     seen = by_broker(source, case(2, timeout=4), sandboxed=SANDBOXED)
     assert seen.outcome == outcome, seen.sentence

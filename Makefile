@@ -15,7 +15,7 @@ NOTEBOOKS := $(wildcard lessons solutions)
 # JupyterLab refuses to start as root unless told so; in a container root is often the only user.
 LAB_AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # nbval runs the notebooks cell by cell, in the kernel of .venv and no other.
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=240 --color=no
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=240 --nbval-kernel-startup-timeout=240 --color=no
 export JUPYTER_PREFER_ENV_PATH = 1
 # A run of the tests starts thousands of processes; each would compile the library for itself.
 unexport PYTHONDONTWRITEBYTECODE

@@ -24,6 +24,7 @@ OURS = ("lessons", "solutions")
 SOLUTION = "08"  # the one whose notebook `make test` runs: its checks take no time
 # Tags and comments by which a notebook tells nbval to look away.
 EXCUSES = ("skip", "check_exception")
+OUTPUT = 60  # seconds for what a cell has shown to arrive after its end; nbval's 5 are a stall
 LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
 
 
@@ -77,6 +78,7 @@ def pytest_runtest_call(item: pytest.Item):
     if excuses or item.options["check"]:
         item.raise_cell_error("the cell carries a tag or comment for nbval; a lesson has none")
     watch_kernel(item.parent.kernel)
+    item.output_timeout = OUTPUT
     result = yield
     for output in item.test_outputs:
         if output.output_type == "stream" and output.name == "stderr":

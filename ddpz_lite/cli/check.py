@@ -108,6 +108,7 @@ def _execute(notebook: nbformat.NotebookNode, path: Path, timeout: float) -> str
     client = NotebookClient(
         notebook,
         timeout=timeout,
+        iopub_timeout=60,
         interrupt_on_timeout=True,  # and go on: the other tasks count
         kernel_name="python3",
         kernel_manager_class=AsyncManager,

@@ -87,6 +87,7 @@ def execute(
     client = NotebookClient(
         notebook,
         timeout=timeout,
+        iopub_timeout=60,  # what arrives later is dropped, without a word
         kernel_name="python3",
         kernel_manager_class=AsyncManager,
         record_timing=False,

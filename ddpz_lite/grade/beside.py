@@ -23,7 +23,7 @@ from .. import callsite
 from ..meter.held import storages
 from ..wire import span
 
-PATIENCE = 0.3  # seconds until other threads count as busy for good
+PATIENCE = 2.0  # seconds until other threads count as busy for good
 PAUSE = 0.002
 
 

@@ -22,7 +22,7 @@ for lines in json.load(sys.stdin):
         said.append(f"{type(error).__name__}: {error}")
 print(json.dumps(said))
 """
-SECONDS = 60
+SECONDS = 240
 
 
 def raised(snippets: Sequence[str]) -> list[str]:

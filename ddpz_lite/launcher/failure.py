@@ -108,6 +108,13 @@ class Folder:
             (s for s in stacks if any(not callsite.is_library(file) for file, _, _ in s)), []
         )
 
+    def stack_bytes(self, rank: int) -> int:
+        """How much it has written; -1 for a rank that is too young to write."""
+        try:
+            return os.path.getsize(os.path.join(self.path, f"stack.{rank}"))
+        except FileNotFoundError:
+            return -1
+
     def stack_place(self, rank: int) -> str | None:
         """The learner's innermost line of that stack."""
         lines = [

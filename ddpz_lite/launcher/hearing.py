@@ -69,10 +69,10 @@ class Hearing:
     def all_returned(self) -> bool:
         return len(self.results) + len(self.lost) == self.world_size
 
-    def all_spoke(self) -> bool:
-        """Whether every rank has returned or failed."""
+    def silent(self) -> set[int]:
+        """The ranks that have neither returned nor failed."""
         failed = {failure.rank for failure in (*self.failures, *self.lost)}
-        return len(failed | self.results.keys()) == self.world_size
+        return set(range(self.world_size)) - failed - self.results.keys()
 
     def drain(self) -> None:
         """Print what is still in the pipes."""

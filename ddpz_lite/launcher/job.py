@@ -30,6 +30,7 @@ from .run import Run
 
 START_DEADLINE = 120.0  # seconds for the fork server to import torch, on the slowest disk
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
+STACKS = 2.0  # seconds at most until each living rank has written its stack
 GRACE_CONSEQUENCE = 2.0  # seconds to wait for the cause when only its consequences are known
 LEAVE = 5.0  # seconds for ranks to end by themselves when all have returned
 
@@ -132,14 +133,21 @@ class Job:
         if root.consequence:  # of a death, which the others may have been meant to survive
             root = root_cause([*self.heard.lost, *failures])
         grace = GRACE_CONSEQUENCE if root.consequence else GRACE
-        if self.heard.all_spoke() or time.monotonic() > failures[0].at + grace:
+        if not self.heard.silent() or time.monotonic() > failures[0].at + grace:
             self._fail(root, root.rank)
 
     def _ask_for_stacks(self) -> None:
         """Have every living rank write its stack into the job's folder; a hung one can."""
+        sizes = {rank: self.folder.stack_bytes(rank) for rank in range(self.world_size)}
         self.processes.ask_for_stacks()
-        deadline = time.monotonic() + GRACE
-        self.heard.until(lambda: self.heard.all_spoke() or time.monotonic() > deadline)
+        asked = time.monotonic()
+
+        def answered() -> bool:
+            silent, passed = self.heard.silent(), time.monotonic() - asked
+            late = any(-1 < sizes[rank] == self.folder.stack_bytes(rank) for rank in silent)
+            return not silent or passed > (STACKS if late else GRACE)
+
+        self.heard.until(answered)
         self.stacks_fresh = True
 
     def _fail_timeout(self) -> None:

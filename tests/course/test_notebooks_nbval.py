@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CELL_DEADLINE = 20  # seconds; a dead kernel must be noticed long before
+CELL_DEADLINE = 200  # seconds; a dead kernel must be noticed long before
 
 GOOD = ["x = 20 + 1", "assert x == 21\nx"]
 BAD = {
@@ -43,7 +43,7 @@ def report(tmp_path_factory, root):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
     command += ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={CELL_DEADLINE}"]
     command += ["--color=no", "--junitxml=report.xml", "lessons", "elsewhere"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=850)
     assert done.returncode == 1, done.stdout + done.stderr
     return {
         case.get("classname").split(".")[-2]: (outcome(case), float(case.get("time")))

@@ -253,7 +253,7 @@ def nbval(folder: Path) -> dict[str, dict[str, str]]:
     command += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=90", "--color=no"]
     command += ["-c", os.devnull, "--rootdir", ".", "--junitxml=report.xml", "."]
     command += ["-p", "ddpz_lite.cli.kernel"]  # beside other tests: kernels draw no ports
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=280)
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=800)
     report: dict[str, dict[str, str]] = {}
     for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
         failures = [element.text or "" for element in case if element.tag in ("failure", "error")]
@@ -507,7 +507,8 @@ def test_check_runs_the_notebook_and_goes_on_after_a_cell(first, monkeypatch, tm
     solved.cells.insert(1, nbformat.v4.new_code_cell(first))
     nbformat.write(solved, path)
     before = path.read_bytes()
-    words = ["check", "03", "--dir", str(tmp_path), "--timeout", "30"]
+    limit = "30" if "while" in first else "300"
+    words = ["check", "03", "--dir", str(tmp_path), "--timeout", limit]
     assert main(words) == 0
     assert capsys.readouterr().out == (
         "03.weighted_mean   5 of  5  solved\nsum                5 of  5\n"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 WORLD = 2
 GIVEN = "import os, sys, time, torch\nimport torch.distributed as dist\n"
-CASE = Case("2 ranks", [{"gradients": [torch.ones(3)], "samples": 1}] * WORLD, timeout=4.0)
+CASE = Case("2 ranks", [{"gradients": [torch.ones(3)], "samples": 1}] * WORLD, timeout=60.0)
 
 
 def answer(source: str) -> Any:
@@ -45,7 +45,6 @@ SPOILERS = {  # one rank fails: of two, chance says which is told of
     "raises later": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
     "the first rank leaves early": "if r == 0: return\ndist.all_reduce(x)",
     "calls differ": "dist.all_reduce(x) if r else dist.broadcast(x, 0)",
-    "one never ends": "while r: time.sleep(0.01)",
     "dies": "if r: os._exit(3)\ndist.all_reduce(x)",
     "exits": "if r: sys.exit(3)\ndist.all_reduce(x)",
     "a message that nobody takes": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
@@ -71,12 +70,20 @@ def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
         assert trying.words(verdict) == trying.words(alone), name
 
 
+def test_one_that_never_ends_is_not_felt_by_the_next():
+    case = replace(CASE, timeout=4.0)
+    never = answer("while r: time.sleep(0.01)")
+    good, late, after = judge_all(TASK, [answer(GOOD), never, answer(GOOD)], [case])
+    assert good.solved and after.solved
+    assert trying.words(late) == trying.words(score(TASK, observe(TASK, never, [case])))
+
+
 def test_the_ledger_and_the_namespace_of_a_turn_are_its_own():
     counting = answer("global n\nn = globals().get('n', 0) + 1\nx.fill_(n)\ndist.all_reduce(x)")
     for seen in observe_together(TASK, [counting, counting, answer(GOOD)], CASE):
         assert seen.data[0]["gradients"][0].tolist() == [2.0] * 3
         assert [record.seq for record in seen.ledger if record.rank == 1] == [0]
-        assert all(record.started < 5 for record in seen.ledger)
+        assert all(record.started < 60 for record in seen.ledger)
 
 
 def test_what_cannot_travel_is_told_as_it_is_alone():

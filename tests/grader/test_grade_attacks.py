@@ -35,7 +35,7 @@ SECRETS = (ROOT / "solutions", ROOT / "tests", ROOT / ".git" / "config", ROOT / 
 HOST = (str(ROOT), sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1]))
 # little of everything, so that bombs go off at once
 HASTY, PATIENT = 2.0, 60.0  # seconds for a case that may hang, and for one that must not
-LIMITS = Limits(memory=512 << 20, calls=500, waiting=64 << 20, cell=1.0)
+LIMITS = Limits(memory=512 << 20, calls=500, waiting=64 << 20, cell=30.0)
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_the_time_to_look_for_magics_grows_as_the_answer_does(shape, filler):
         return time.process_time() - started
 
     seconds(100)
-    assert seconds(40_000) < 0.2, "a quadratic one takes seconds"
+    assert min(seconds(40_000) for _ in range(3)) < 0.2, "a quadratic one takes seconds"
 
 
 def test_a_magic_is_found_behind_an_indent(exercise):
@@ -369,9 +369,9 @@ def test_an_interrupted_batch_keeps_what_is_graded(grade_all, ranks, tmp_path, m
 
     monkeypatch.setattr(batch, "_keep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        grade_all(*(handed_in(RIGHT, f"s{i}") for i in range(50)), jobs=1)
+        grade_all(*(handed_in(RIGHT, f"s{i}") for i in range(500)), jobs=1)
     assert len(list((tmp_path / "out" / "grades").iterdir())) == 1
-    assert len({id(cells) for cells, _, _ in ranks.ran}) < 50
+    assert len({id(cells) for cells, _, _ in ranks.ran}) < 500
 
 
 def test_no_half_file_is_left(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import mmap
 import os
 import shlex
 import shutil
@@ -174,7 +173,7 @@ def build(*sources: str, world: int = 1, sandboxed: bool = True):
     *earlier, answer = sources
     cells = [("given", GIVEN), *((f"c{i}", source) for i, source in enumerate(earlier))]
     cells.append(("weighted_mean-answer", answer))
-    limits = Limits(cell=1.0)
+    limits = Limits(cell=30.0)
     (seen,) = observe_in_sandbox(TASK, cells, [case(world)], limits, sandboxed)
     return seen
 
@@ -431,10 +430,19 @@ out.append(os.path.exists("/dev/zero"))
 
 
 def test_memory_that_processes_share_counts():
-    before = memory(os.getpid(), 1 << 50)
-    with mmap.mmap(-1, 64 << 20) as shared:
-        shared.write(bytes(64 << 20))
-        assert memory(os.getpid(), 1 << 50) - before > 60 << 20
+    source = """
+import mmap
+shared = mmap.mmap(-1, 64 << 20)
+shared.write(bytes(64 << 20))
+print(flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", source], **pipes) as child:
+        child.stdout.readline()
+        held = memory(child.pid, 1 << 50)
+        child.communicate(b"\n")
+    assert 64 << 20 < held < 120 << 20
 
 
 @sandboxed
@@ -546,8 +554,8 @@ def test_nothing_survives_the_grader(shut_in, number):
     try:
         pids = wait_for(lambda: all_of(process))
         process.send_signal(number)
-        process.wait(20)
-        assert gone(pids, within=10)
+        process.wait(120)
+        assert gone(pids)
     finally:
         process.kill()
 
@@ -559,7 +567,7 @@ def all_of(grader: subprocess.Popen) -> list[int] | None:
     return found if len(found) >= 1 + 2 * 3 else None
 
 
-def wait_for(ready, seconds: float = 60.0):
+def wait_for(ready, seconds: float = 300.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (found := ready()) is not None:

@@ -217,7 +217,7 @@ def segfault():
 def killed_from_outside():
     if dist.get_rank() == 1:
         pid = os.getpid()
-        os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep 1; kill -9 {pid}")
+        os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep 3; kill -9 {pid}")
         while True:
             time.sleep(0.01)  # killed
     meet()
@@ -233,7 +233,8 @@ def killed_from_outside():
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_rank_dies(fn, kind, line, words, record):
+def test_a_rank_dies(fn, kind, line, words, record, monkeypatch):
+    monkeypatch.setattr(job, "GRACE_CONSEQUENCE", 300.0)  # its peers may speak long before
     error = fails(fn, record=record)
     assert (error.rank, error.kind, error.where) == (1, kind, line_of(line))
     assert str(error).startswith(words)
@@ -302,12 +303,12 @@ def endless_loop():
 
 @RECORD
 def test_an_endless_loop_is_told_at_the_timeout(record):
-    error = fails(endless_loop, timeout=2, record=record)
+    error = fails(endless_loop, timeout=5, record=record)
     assert (error.rank, error.kind) == (2, "timeout")
     assert int(error.where.split(":")[1]) in range(int(line_of("loop").split(":")[1]) - 1, 10_000)
     assert "Look first at rank 2" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
-    assert error.seconds >= 2
+    assert error.seconds >= 5
 
 
 def shares_a_core():
@@ -318,17 +319,19 @@ def shares_a_core():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no cores to choose here")
 def test_time_that_others_take_from_a_rank_is_not_counted():
-    """Eight loops on its core stretch half a second of work to four, and the limit is one."""
+    """Eight loops on its core stretch half a second of work to four, and the limit is two."""
     core = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     command = [sys.executable, "-c", code]
-    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(8)]
+    # Linux may deal the core out by session; so that each loop counts, each has its own.
+    how = {"stdout": subprocess.PIPE, "start_new_session": True}
+    others = [subprocess.Popen(command, **how) for _ in range(8)]
     try:
         for other in others:
             other.stdout.readline()  # it runs
         began = time.monotonic()
-        dz.launch(shares_a_core, 1, timeout=1)
-        assert time.monotonic() - began > 1
+        dz.launch(shares_a_core, 1, timeout=2)
+        assert time.monotonic() - began > 2
     finally:
         for other in others:
             other.kill()
@@ -444,7 +447,8 @@ def wraps_the_consequence():
 
 
 @RECORD
-def test_a_consequence_in_other_words_is_not_taken_for_the_cause(record):
+def test_a_consequence_in_other_words_is_not_taken_for_the_cause(record, monkeypatch):
+    monkeypatch.setattr(job, "GRACE_CONSEQUENCE", 300.0)
     error = fails(wraps_the_consequence, record=record)
     assert (error.rank, error.kind) == (1, "exited")
 
@@ -668,8 +672,12 @@ def test_a_debugger_in_a_rank_gets_one_sentence(fn, line):
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_a_launch_within_a_launch_is_refused_and_never_waits_for_itself(caught):
-    said = []
+def test_a_launch_within_a_launch_is_refused_and_never_waits_for_itself(caught, monkeypatch):
+    said, start = [], job.Job._start
+
+    def start_and_ring(self):
+        start(self)
+        signal.raise_signal(signal.SIGALRM)
 
     def handler(*_):
         try:
@@ -680,15 +688,15 @@ def test_a_launch_within_a_launch_is_refused_and_never_waits_for_itself(caught):
                 raise
 
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
+        monkeypatch.setattr(job.Job, "_start", start_and_ring)
         if caught:
-            assert len(dz.launch(time.sleep, 2, args=(1.5,))) == 2
+            assert len(dz.launch(time.sleep, 2, args=(0,))) == 2
         else:
             with pytest.raises(RuntimeError, match="in the middle of a launch"):
                 dz.launch(time.sleep, 2, args=(100,))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        monkeypatch.undo()
         signal.signal(signal.SIGALRM, before)
     assert len(said) == 1 and "Let the handler set a flag" in said[0]
     assert leftovers.processes() == []

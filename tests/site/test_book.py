@@ -332,7 +332,7 @@ def search_leads_to(page, site, words: str, name: str, results: str = "#search-r
     The list of results grows while one looks at it.
     """
     page.goto(f"{site['search.html'].path.as_uri()}?q={words}")
-    page.locator(f"{results} li a[href*='{name}']").first.wait_for(timeout=20_000)
+    page.locator(f"{results} li a[href*='{name}']").first.wait_for(timeout=240_000)
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ FLAGS = [
     *(["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
 ]
 START = 400  # seconds for JupyterLab, and for the page, to come up
-LESSON_RUN = 180  # seconds for all cells; a lesson takes 60 when nothing else runs
+LESSON_RUN = 600  # seconds for all cells; a lesson takes 60 when nothing else runs
 STDERR = '[data-mime-type="application/vnd.jupyter.stderr"]'  # how JupyterLab shows errors, too
-REACTION = 30_000  # milliseconds for a widget to answer through the kernel
+REACTION = 240_000  # milliseconds for a widget to answer through the kernel
 
 pytestmark = [
     pytest.mark.slow,

@@ -52,7 +52,7 @@ CASES = {
     "rank 0": Case(3, "backward", (0,)),
     "behind": Case(3, "after the step", (2,), behind=0),
     "behind in fp16": Case(4, "after the step", (3,), behind=1, options=HALF),
-    "two at once": Case(4, "backward", (1, 3), wait=3.0),
+    "two at once": Case(4, "backward", (1, 3), wait=10.0),
     "late": Case(3, late=2),
     **{f"stage {stage}": Case(3, "forward", (2,), options={"stage": stage}) for stage in (1, 2, 3)},
     "hybrid": Case(4, "forward", (3,), options={"stage": 3, "mesh": (2, 2)}),

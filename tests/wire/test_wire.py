@@ -179,7 +179,9 @@ def async_and_spans() -> dict[str, float]:
         peer = 1 - rank
         send = dist.isend(torch.ones(4), peer)
         receive = dist.irecv(torch.empty(4), peer)
-        time.sleep(2)
+        while any(work._entry.finished is None for work in (reduce, send, receive)):
+            time.sleep(0.01)
+        time.sleep(0.5)
     for work in (reduce, send, receive):
         work.wait()
         assert work.is_completed()

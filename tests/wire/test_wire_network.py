@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_waiting_costs_no_processor_time():
     run = dz.launch(idle, 2, network=dz.Network(latency=0.05, bandwidth=1e9))
     for waited, used in run:
         assert waited >= 10 * 2 * 0.05
-        assert used < 0.1 * waited
+        assert used < 0.5 * waited
 
 
 def serial(each: float) -> list[float]:
@@ -118,23 +119,23 @@ def test_a_link_carries_one_operation_after_the_other():
             assert took >= (k + 1) * each * 0.98
 
 
-def overlapped() -> tuple[float, float]:
+def overlapped() -> float:
     x = torch.zeros(1000)
     dist.barrier()
     started = time.monotonic()
     pending = dist.all_reduce(x, async_op=True)
     while time.monotonic() < started + 1.5:  # compute while the network is busy
         x.new_ones(1000).sum()
-    computed = time.monotonic() - started
     pending.wait()
-    return computed, time.monotonic() - started
+    return time.monotonic() - started
 
 
 def test_computation_goes_on_while_the_network_is_busy():
     run = dz.launch(overlapped, 2, network=dz.Network(latency=1.0, bandwidth=1e9))
-    for computed, whole in run:
-        assert whole >= 2.0  # two steps of 1 s
-        assert whole <= max(computed, 2.0) + 1.0  # not computed + 2
+    assert min(run) >= 2.0  # two steps of 1 s
+    calls = [record for record in run.ledger if record.op == "all_reduce"]
+    begun = max(call.started for call in calls)
+    assert all(call.finished <= begun + 2.0 + 1.0 for call in calls)  # not 1.5 of computing, then 2
 
 
 def ddp_step(bucket_mb: float) -> tuple[float, list]:
@@ -200,7 +201,7 @@ def impatient() -> float:
 
 
 def test_a_wait_that_gave_up_can_be_taken_up_again():
-    assert dz.launch(impatient, 2, network=dz.Network(0.01, 1e9), timeout=20)[0] == 1.0
+    assert dz.launch(impatient, 2, network=dz.Network(0.01, 1e9))[0] == 1.0
 
 
 def gives_up_in_time() -> tuple[float, float]:
@@ -215,8 +216,8 @@ def gives_up_in_time() -> tuple[float, float]:
 
 
 def test_a_time_limit_counts_the_shaped_time_too():
-    for gave_up, done in dz.launch(gives_up_in_time, 2, network=dz.Network(2.0, 1e9)):
-        assert 0.2 <= gave_up < 2 * 2.0 <= done
+    for gave_up, done in dz.launch(gives_up_in_time, 2, network=dz.Network(5.0, 1e9)):
+        assert 0.2 <= gave_up < 2 * 5.0 <= done
 
 
 def late_partner() -> tuple[float, float]:
@@ -243,9 +244,11 @@ def across() -> dict[str, float]:
             [rank in pair for pair in pairs].index(True)
         ]
         dist.barrier()
-        started = time.monotonic()
-        dist.all_reduce(torch.zeros(2), group=mine)
-        took[name] = time.monotonic() - started
+        times = [time.monotonic()]
+        for _ in range(3):
+            dist.all_reduce(torch.zeros(2), group=mine)
+            times.append(time.monotonic())
+        took[name] = min(after - before for before, after in pairwise(times))
     return took
 
 

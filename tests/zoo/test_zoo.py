@@ -11,7 +11,7 @@ import torch
 import ddpz_lite as dz
 from ddpz_lite import zoo
 
-STOPS = {1: "rank 1 returned without", 2: "rank 1 returned without", 3: "rank 1 called barrier",
+STOPS = {1: "rank 1 returned without", 2: "rank 1 returned without", 3: "rank 1 call(s|ed) barrier",
          4: "units are gathered by all ranks together", 5: "all_reduce", 6: "all_reduce",
          7: "Expected to have finished reduction", 8: "mark a variable ready only once",
          9: "every rank must make every group",

@@ -176,7 +176,8 @@ class _Clerk:
         work, heard = dist.irecv(message, group=self._everyone), time.monotonic()
         while not work.is_completed():
             time.sleep(PAUSE)
-            if self.asked and time.monotonic() - heard > (0.05 if self.silent else SILENCE):
+            silence = time.monotonic() - heard > (0.05 if self.silent else SILENCE)
+            if silence and self.asked and not work.is_completed():  # the clerk slept, not the ranks
                 self.silent = True
                 self._serve(working)
                 heard = time.monotonic()

@@ -44,7 +44,7 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
             inputs[0]["steps"][number_]["inputs"] = into
             inputs[-1]["steps"][number_]["targets"] = onto
         told = ", then ".join(f"{len(step)} micro-batches" for step in rows)
-        return Case(f"{world_name(world)}, {told}{says}", inputs, kind, timeout=4.0)
+        return Case(f"{world_name(world)}, {told}{says}", inputs, kind, timeout=20.0)
 
     return [
         case(3, (2, 5, 3, 1, 4, 2)),

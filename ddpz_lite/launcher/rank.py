@@ -132,16 +132,21 @@ def _settle(orders: Orders) -> None:
 
 
 def _settle_environment(orders: Orders) -> None:
+    """Write what differs only: the zygote has most of it, in pages that ranks share."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    os.environ.clear()
-    os.environ.update(orders.environ)
-    os.environ.update(
-        RANK=str(orders.rank),
-        LOCAL_RANK=str(orders.rank),
-        WORLD_SIZE=str(orders.world_size),
-        LOCAL_WORLD_SIZE=str(orders.world_size),
-        GLOO_SOCKET_IFNAME=orders.environ.get("GLOO_SOCKET_IFNAME", loopback),
-    )
+    wanted = {
+        "GLOO_SOCKET_IFNAME": loopback,
+        **orders.environ,
+        "RANK": str(orders.rank),
+        "LOCAL_RANK": str(orders.rank),
+        "WORLD_SIZE": str(orders.world_size),
+        "LOCAL_WORLD_SIZE": str(orders.world_size),
+    }
+    for name in set(os.environ) - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _settle_streams() -> None:

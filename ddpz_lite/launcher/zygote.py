@@ -164,7 +164,7 @@ class Zygote:
             raise OSError(f"fork server: {world} ranks need {wanted} descriptors, got {len(fds)}")
         job = Forks(socket.socket(fileno=fds[0]), folder)
         gc.freeze()  # pages that no collection touches stay shared between the ranks
-        self.forget_exits()
+        self.forget()
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
@@ -176,18 +176,22 @@ class Zygote:
         self.selector.register(job.sock, selectors.EVENT_READ)
         job.tell(pids=list(job.alive))
 
-    def forget_exits(self) -> None:
-        """Let a rank that ends neither take apart nor report on what the imports here have made.
+    def forget(self) -> None:
+        """Give up what the imports here have left and each rank would have to give up in its turn.
 
-        torch's operators have finalizers by the hundred, and torch.compile makes a table of its
-        times, which nobody sees. To run them touches the pages that ranks share, and costs more
-        than starting the rank; the process is about to be gone.
+        That touches the pages that ranks share, which costs more than starting the rank. torch's
+        operators have finalizers by the hundred; torch.compile makes a table of its times at the
+        end, which nobody sees, and has a cache of names, which init_process_group empties.
         """
         for finalizer in list(weakref.finalize._registry):
             finalizer.atexit = False
-        compiler = sys.modules.get("torch._dynamo.utils")
-        if compiler is not None and "TORCH_LOGS" not in os.environ:
-            atexit.unregister(compiler.dump_compile_times)
+        atexit.unregister(weakref.finalize._exitfunc)
+        weakref.finalize._registered_with_atexit = False  # the first that a rank makes does it
+        compiler = sys.modules.get("torch._dynamo")
+        if compiler is not None:
+            compiler.trace_rules.clear_lru_cache()
+            if "TORCH_LOGS" not in os.environ:
+                atexit.unregister(compiler.utils.dump_compile_times)
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
         """In the child: drop what belongs to the zygote, then be a rank. Never returns."""

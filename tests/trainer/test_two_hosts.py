@@ -44,7 +44,9 @@ def undisturbed(recipe: Recipe) -> None:
     train(recipe)
 
 
+# A minute by nature. In every `make test` lesson 16 kills one of two nodes without a cable.
 @pytest.mark.slow
+@pytest.mark.extra
 @needs_hosts
 def test_a_host_dies_and_what_is_left_ends_as_if_it_had_not(tmp_path):
     """ZeRO-3 over two hosts, one rank on each; then both ranks on the one that is left."""

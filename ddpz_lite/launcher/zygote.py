@@ -35,9 +35,10 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ddpz_lite import callsite
+from ddpz_lite import callsite, forking
 
 # Needed by every rank; imported before the first fork.
 PRELOAD = [
@@ -48,8 +49,7 @@ PRELOAD = [
     "ddpz_lite.wire.backend",
     "ddpz_lite.launcher.rank",
 ]
-# Needed by some ranks, and slow; imported one by one while nobody is waiting. torch._dynamo hides
-# behind the first optimizer.
+# Needed by some ranks, and slow. torch._dynamo hides behind the first optimizer.
 PRELOAD_IDLE = [
     "torch._dynamo",
     "torch.distributed.device_mesh",
@@ -57,6 +57,10 @@ PRELOAD_IDLE = [
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.optim",
+    "ddpz_lite.strategies.parallelize",
+    "ddpz_lite.strategies.checkpoint",
+    "ddpz_lite.meter",
+    "ddpz_lite.grade.beside",
 ]
 # A request: how many ranks, and the length of the folder's name, which follows; descriptors travel
 # beside it.
@@ -131,15 +135,23 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector.register(self.requests, selectors.EVENT_READ)
         self.selector.register(self.wake, selectors.EVENT_READ)
-        self.idle = list(PRELOAD_IDLE)
+        self.idle: Iterator[None] | None = self.prepare_more()
+
+    def prepare_more(self) -> Iterator[None]:
+        """Step by step, while nobody is waiting: what some ranks need, and what makes all cheap."""
+        for module in PRELOAD_IDLE:
+            with contextlib.suppress(ImportError):  # this torch lacks it: ranks do without it too
+                importlib.import_module(module)
+            yield
+        yield from forking.compact()
+        self.idle = None
 
     def turn(self) -> None:
-        """Do what has come; with nothing to do and no job, import what some ranks will need."""
-        free = bool(self.idle) and not self.jobs
+        """Do what has come; with nothing to do and no job, prepare more."""
+        free = self.idle is not None and not self.jobs
         ready = self.selector.select(0 if free else PAUSE)
         if not ready and free:
-            with contextlib.suppress(ImportError):  # this torch lacks it: ranks do without it too
-                importlib.import_module(self.idle.pop(0))
+            next(self.idle, None)
         for key, _ in ready:
             if key.fileobj is self.requests:
                 self.start()

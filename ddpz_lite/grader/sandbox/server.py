@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-from ... import callsite
+from ... import callsite, forking
 from . import walls
 from .frames import REQUEST, SOCKETS
 from .limits import Limits
@@ -35,6 +35,8 @@ PRELOAD = [
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.testing",
+    "ddpz_lite.grade.beside",
+    "ddpz_lite.meter",
     "ddpz_lite.wire",
     *{profile.inside for profile in walls.PROFILES.values()},
 ]
@@ -141,6 +143,10 @@ def main() -> None:
         for module in PRELOAD:
             importlib.import_module(module)
     _ask_the_processor()
+    for profile in walls.PROFILES.values():
+        walls.shown_to(profile)
+    for _ in forking.compact():
+        pass
     serve(requests)
 
 

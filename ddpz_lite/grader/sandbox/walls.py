@@ -26,6 +26,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from .limits import Limits
@@ -235,7 +236,8 @@ def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
     call("a private mount table", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
     root = Path("/tmp")  # covered here alone: the mount table is our own
     sources = {(path, path.is_dir()): os.open(path, os.O_PATH) for path in _needed(profile)}
-    package = {} if profile.whole else shown(PACKAGE, profile.absent)
+    package = shown_to(profile)
+    shown_to.cache_clear()  # what another kind sees is not for this one
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
     _tmpfs(root, "size=1m,mode=755")
     for name in ("proc", "tmp", "dev/shm", "etc", "old"):
@@ -257,6 +259,12 @@ def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
     for fd in (*sources.values(), *devices.values()):
         os.close(fd)  # each is a door to the old root
     _move_to(root, profile.python)
+
+
+@lru_cache
+def shown_to(profile: Profile) -> dict[str, bytes]:
+    """What that kind of sandbox sees of this package: read before the forks, once for all."""
+    return {} if profile.whole else shown(PACKAGE, profile.absent)
 
 
 def shown(package: Path, absent: Sequence[str] = ()) -> dict[str, bytes]:

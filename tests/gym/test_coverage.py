@@ -1,8 +1,4 @@
-"""Every question, myth and topic is settled by a cell: counted from the cells' own metadata.
-
-Nothing here names a cell. What a lesson owes that is still planned (lessons/plan.json) may be open;
-once it is written, nothing of it may.
-"""
+"""Every question, myth and topic is settled by a cell: counted from the cells' own metadata."""
 
 from __future__ import annotations
 
@@ -16,44 +12,14 @@ from ddpz_lite.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVED = proofs(ROOT / "lessons")
-PLANNED = json.loads((ROOT / "lessons/plan.json").read_text(encoding="utf-8"))["planned"]
 
 
-def ids(letter: str, text: str) -> set[str]:
-    return {letter + number for number in text.split()}
-
-
-OWED = {  # what a lesson will settle that nobody else does, for as long as it is planned
-    "12": ids("Q", "65")
-    | ids("M", "010 013 014 018 020 042 099 106")
-    | ids("T", "024 037 049 052 053 055"),
-    "14": ids("Q", "12 29 30 31 32 33 34 35 37 38 39 41 42 43 46")
-    | ids("M", "004 031 065 122 123 124 125 126 127 128 129 130 131 132 133 134 136 137 138 139")
-    | ids("T", "016 017 018 019 020 021 023 025"),
-    "15": ids("Q", "01 04 28 52 73 74")
-    | ids("M", "005 019 022 104")
-    | ids("T", "085 086 087 089 090"),
-    "16": ids("Q", "10 71 72")
-    | ids("M", "003 024 026 027 029 035 036 041 045 168")
-    | ids("T", "040 073 081 082 083 084"),
-}
-
-
-def open_now() -> set[str]:
-    """What may be open today."""
-    return set().union(*(owed for lesson, owed in OWED.items() if lesson in PLANNED))
-
-
-@pytest.mark.parametrize("kind", ["Q", "M", "T"])
-def test_each_is_settled_by_a_cell_or_owed_by_a_planned_lesson(kind):
+@pytest.mark.parametrize(("kind", "least"), [("Q", 78), ("M", 168), ("T", 119)])
+def test_each_is_settled_by_a_cell(kind, least):
     there = {id_ for id_ in [*cards(), *topics()] if id_.startswith(kind)}
-    missing = there - PROVED.keys() - open_now()
+    missing = there - PROVED.keys()
     assert not missing, f"no cell says that it settles {sorted(missing)}"
-
-
-def test_what_is_owed_is_in_the_bank():
-    for lesson, owed in OWED.items():
-        assert owed <= cards().keys() | topics().keys(), lesson
+    assert len(there) >= least
 
 
 def test_every_question_and_myth_has_a_cell_that_ran_and_asserts():

@@ -92,7 +92,7 @@ def test_waiting_costs_no_processor_time():
     run = dz.launch(idle, 2, network=dz.Network(latency=0.05, bandwidth=1e9))
     for waited, used in run:
         assert waited >= 10 * 2 * 0.05
-        assert used < 0.5 * waited
+        assert used < 0.1 * waited
 
 
 def serial(each: float) -> list[float]:

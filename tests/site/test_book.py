@@ -182,6 +182,9 @@ def build(folder: Path, to: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+pytestmark = pytest.mark.timeout(1800)  # the site takes 40 s of processor time
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The pages of the site by their path in it. There is no network while it is built."""

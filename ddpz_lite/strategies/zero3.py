@@ -257,11 +257,12 @@ class ZeRO3(Replica):
                     "register_post_accumulate_grad_hook get the shard with its final gradient."
                 )
         self._plan = self._schedule if module is self.module else None
-        if self._plan is not None:
-            self._plan.begin()
-            for unit in self.units[1:]:
+        if module is self.module:
+            for unit in self.units:
                 if unit.uses or unit.lent:  # kept for a backward that has not come
                     unit.free()
+        if self._plan is not None:
+            self._plan.begin()
 
     def _reach(self, unit: Unit) -> None:
         """Make the unit whole, and start to gather the one that comes after it."""
@@ -468,7 +469,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     inner: Iterable[Any] = ()
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         inner = [getattr(value, field.name) for field in fields(value)]
     elif isinstance(value, dict):
         inner = value.values()

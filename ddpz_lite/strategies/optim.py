@@ -133,13 +133,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """A method of `inner`, which may read and change options, state and pieces."""
         for flat in self.flats:
             flat.absorb()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            inner.update(_options_of(outer))
+        self._give_options()
         with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
             result = getattr(self.inner, method)(*args, **kwargs)
         self._take_options()
         self.publish()
         return result
+
+    def _give_options(self) -> None:
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update(_options_of(outer))
 
     def _take_options(self) -> None:
         self.state = self.inner.state
@@ -174,12 +177,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group = self.param_groups[-1]
             self.adopt([group])
             self.inner.add_param_group(self._inner_group(group))
-            self._take_options()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shard of the state, for the same world; `save_checkpoint` fits any world."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        self._give_options()
         state_dict = self.inner.state_dict()
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict

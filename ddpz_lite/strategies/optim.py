@@ -16,9 +16,9 @@ is obeyed, and what an optimizer counts in its groups (schedule-free, Prodigy) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,7 @@ from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
 from .gradient import own_grad, set_own_grad
-
-
-class Scaler(Protocol):
-    """What the step needs of a loss scale; see `precision.LossScale`."""
-
-    scale: float
-
-    def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool: ...
+from .precision import LossScale
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -60,7 +53,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         optimizer_class: Callable[..., torch.optim.Optimizer],
         *,
         comm: Comm,
-        loss_scale: Scaler | None = None,
+        loss_scale: LossScale | None = None,
         whole: bool = False,
         **options: Any,
     ) -> None:

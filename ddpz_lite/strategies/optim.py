@@ -154,11 +154,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for flat in self.flats:
-            flat.partial = None
         if not set_to_none:
             super().zero_grad(set_to_none=False)
         else:
+            for flat in self.flats:
+                flat.partial = None
             for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
                 for param in owner["params"]:
                     set_own_grad(param, None)

@@ -30,13 +30,11 @@ def together(comm: Comm, step: Callable[[], T]) -> T:
     for rank, found in enumerate(failed):
         if found is not None:
             kind, words = found
-            known = {some.__name__: some for some in KINDS}
-            where = f"rank {rank}: " if rank else ""
-            raise known.get(kind, RuntimeError)(where + words) from cause
+            raise kind(f"rank {rank}: {words}" if rank else words) from cause
     return result
 
 
-def _words(error: Exception) -> tuple[str, str]:
-    kind = next((some.__name__ for some in KINDS if isinstance(error, some)), "RuntimeError")
-    known = kind != "RuntimeError" or type(error) is RuntimeError
+def _words(error: Exception) -> tuple[type[Exception], str]:
+    kind = next((some for some in KINDS if isinstance(error, some)), RuntimeError)
+    known = kind is not RuntimeError or type(error) is RuntimeError
     return kind, str(error) if known else f"{type(error).__name__}: {error}"

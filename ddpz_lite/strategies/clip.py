@@ -37,7 +37,7 @@ def total_norm(
     local = torch.nn.utils.get_total_norm([g for g in gradients if g.numel()], norm_type)  # ()
     if comm.shards == 1 and not (everywhere and comm.axes):
         return local
-    dtype = torch.result_type(local, gradients[0]) if gradients else local.dtype
+    dtype = gradients[0].dtype.to_real() if gradients else local.dtype
     norm = local.double()  # the square of an fp32 norm above 1.8e19 is inf in fp32
     if norm_type == inf:
         return comm.reduce_scalar(norm, True, everywhere).to(dtype)

@@ -242,19 +242,13 @@ class Comm:
 
     def gather_along(self, axis: str, value: Any) -> list[Any]:
         """As `gather_objects`, over an axis of the mesh; [value] where there is no such axis."""
-        if axis not in self.axes:
-            return [value]
-        gathered: list[Any] = [None] * dist.get_world_size(self.axes[axis])
-        dist.all_gather_object(gathered, value, group=self.axes[axis])
-        return gathered
+        return _all_gather_object(value, self.axes[axis]) if axis in self.axes else [value]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """One small picklable value of each rank, on every rank, in order of replica and rank."""
         values = [value]
         for group in self._groups():
-            gathered: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(gathered, values, group=group)
-            values = [one for several in gathered for one in several]
+            values = [one for several in _all_gather_object(values, group) for one in several]
         return values
 
     def exchange(
@@ -327,6 +321,12 @@ def _sum(rows: Tensor, dtype: torch.dtype) -> Tensor:
     for row in rows[2:]:
         total.add_(row)
     return total
+
+
+def _all_gather_object(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
 
 
 def _ranks_of(mesh: dist.DeviceMesh) -> dist.ProcessGroup | None:

@@ -8,8 +8,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -67,11 +66,9 @@ class DDP(Replica):
                 bucket.forget()
         return super().forward(*args, **kwargs)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backwards inside keep this rank's own gradients; the next one outside reduces the sum."""
-        with self._reducer.no_sync():
-            yield
+        return self._reducer.no_sync()
 
     def attach(self, optimizer: ShardedOptimizer) -> None:
         super().attach(optimizer)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from .comm import Comm, Handle
 from .gradient import Shard, Waiting, in_backward, resident
 from .mesh import mark
 from .quantised import all_gather, rounded
+
+if TYPE_CHECKING:
+    from .optim import ShardedOptimizer
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
@@ -105,18 +108,6 @@ class Layout:
         return found
 
 
-class Owner(Protocol):
-    """The optimizer that steps on the pieces; see `optim.ShardedOptimizer`."""
-
-    reduces_later: bool  # a gradient of this rank's own waits for the step
-    changes_later: bool  # what autograd leaves in `.grad` is not what is stepped by
-    loss_scale: object | None
-
-    def settle(self) -> None: ...
-    def waits(self) -> bool: ...
-    def receive(self) -> None: ...
-
-
 class Flat:
     """Parameters of one dtype and device, flat: their storage, and the transitions of it.
 
@@ -149,7 +140,7 @@ class Flat:
         near: Comm | None = None,
     ) -> None:
         self.exposed, self.resident, self.near = False, resident, near
-        self.owner: Owner | None = None
+        self.owner: ShardedOptimizer | None = None
         first, self.comm = params[0], comm
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = travels_as(dtype, reduce_dtype)
@@ -291,14 +282,9 @@ class Flat:
                 "the embedding with sparse=False."
             )
         start, stop = self.layout.offsets[index : index + 2]
-        segments = self.layout.segments(start, stop, self.comm.world)
-        rows = self._open_rows()
-        if len(segments) == 1:
-            row, columns, _ = segments[0]
-            rows[row, columns].view(grad.shape).copy_(grad)
-        else:
-            for row, columns, elements in segments:
-                rows[row, columns].copy_(grad.reshape(-1)[elements])
+        rows, laid = self._open_rows(), grad.reshape(-1)
+        for row, columns, elements in self.layout.segments(start, stop, self.comm.world):
+            rows[row, columns].copy_(laid[elements])
         self.collected.add(index)
 
     def _open_rows(self) -> Tensor:

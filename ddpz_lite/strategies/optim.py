@@ -16,9 +16,9 @@ is obeyed, and what an optimizer counts in its groups (schedule-free, Prodigy) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,7 @@ from .clip import clip_grad_norm_
 from .comm import Comm
 from .flat import Flat
 from .gradient import own_grad, set_own_grad
-
-
-class Scaler(Protocol):
-    """What the step needs of a loss scale; see `precision.LossScale`."""
-
-    scale: float
-
-    def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool: ...
+from .precision import LossScale
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -60,7 +53,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         optimizer_class: Callable[..., torch.optim.Optimizer],
         *,
         comm: Comm,
-        loss_scale: Scaler | None = None,
+        loss_scale: LossScale | None = None,
         whole: bool = False,
         **options: Any,
     ) -> None:
@@ -133,13 +126,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """A method of `inner`, which may read and change options, state and pieces."""
         for flat in self.flats:
             flat.absorb()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            inner.update(_options_of(outer))
+        self._give_options()
         with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
             result = getattr(self.inner, method)(*args, **kwargs)
         self._take_options()
         self.publish()
         return result
+
+    def _give_options(self) -> None:
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update(_options_of(outer))
 
     def _take_options(self) -> None:
         self.state = self.inner.state
@@ -158,11 +154,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for flat in self.flats:
-            flat.partial = None
         if not set_to_none:
             super().zero_grad(set_to_none=False)
         else:
+            for flat in self.flats:
+                flat.partial = None
             for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
                 for param in owner["params"]:
                     set_own_grad(param, None)
@@ -174,12 +170,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group = self.param_groups[-1]
             self.adopt([group])
             self.inner.add_param_group(self._inner_group(group))
-            self._take_options()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shard of the state, for the same world; `save_checkpoint` fits any world."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        self._give_options()
         state_dict = self.inner.state_dict()
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict

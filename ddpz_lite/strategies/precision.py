@@ -24,8 +24,6 @@ from torch.distributed.utils import _apply_to_tensors
 
 from .comm import Comm
 
-HALF = (torch.bfloat16, torch.float16)
-
 
 @dataclass
 class LossScale:
@@ -78,14 +76,6 @@ def keeps_dtype(module: nn.Module) -> bool:
     inputs with fp32 statistics only if weight and bias are fp32 too. It computes in fp32 then.
     """
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-def check_dtype(dtype: torch.dtype | None) -> None:
-    """Raise ValueError unless dtype is None, torch.bfloat16 or torch.float16."""
-    if dtype is not None and dtype not in HALF:
-        raise ValueError(
-            f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
-        )
 
 
 def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | None) -> None:

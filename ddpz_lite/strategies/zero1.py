@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from .comm import Comm
 from .flat import Flat
 from .gradient import own_grad, set_own_grad
-from .optim import Scaler, ShardedOptimizer
+from .optim import ShardedOptimizer
+from .precision import LossScale
 from .reducer import buckets_of
 from .replica import check_frozen, check_separate
 
@@ -52,7 +53,7 @@ class ZeRO1(ShardedOptimizer):
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
-    reduces_later = True
+    reduces_later = True  # a gradient of this rank's own waits for the step
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ZeRO1(ShardedOptimizer):
         mixed_precision: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         offload: bool = False,
-        loss_scale: Scaler | None = None,
+        loss_scale: LossScale | None = None,
         keep: Collection[nn.Parameter] = (),
         **options: Any,
     ) -> None:

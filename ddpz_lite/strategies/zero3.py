@@ -111,7 +111,7 @@ class ZeRO3(Replica):
             raise ValueError(f"gather_dtype must be None or torch.int8, got {gather_dtype!r}")
         options = {"dtype": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
         options |= {"gather_dtype": gather_dtype, "near": near}
-        self._given: dict[int, tuple[str, nn.Parameter]] = {}  # parameters that no longer exist
+        self._given: dict[nn.Parameter, str] = {}  # names of parameters that no longer exist
         found = split(module, units)
         builder = Builder(module, found, init_fn, device)
         on_meta = bool(builder.empty)
@@ -133,8 +133,8 @@ class ZeRO3(Replica):
             for flat in self.flats
             for param, piece in zip(flat.params, flat.pieces, strict=True)
         }
-        self._pieces = {id(piece) for piece in self._piece_of.values()}
-        self._given |= {id(param): ("a whole parameter", param) for param in self._piece_of}
+        self._pieces = set(self._piece_of.values())
+        self._given |= dict.fromkeys(self._piece_of, "a whole parameter")
         self._watch()
         _models.add(self)
         _watch_optimizers()
@@ -150,7 +150,7 @@ class ZeRO3(Replica):
     ) -> Unit:
         """One unit, from whole parameters to pieces in their slots; the whole ones are freed."""
         for param, where in slots.items():
-            self._given[id(param)] = (where[0].name, param)
+            self._given[param] = where[0].name
         if any(param.is_meta for param in slots):
             slots = builder.materialize(slots)
             self.comm.broadcast(list(slots))
@@ -257,11 +257,12 @@ class ZeRO3(Replica):
                     "register_post_accumulate_grad_hook get the shard with its final gradient."
                 )
         self._plan = self._schedule if module is self.module else None
-        if self._plan is not None:
-            self._plan.begin()
-            for unit in self.units[1:]:
+        if module is self.module:
+            for unit in self.units:
                 if unit.uses or unit.lent:  # kept for a backward that has not come
                     unit.free()
+        if self._plan is not None:
+            self._plan.begin()
 
     def _reach(self, unit: Unit) -> None:
         """Make the unit whole, and start to gather the one that comes after it."""
@@ -468,7 +469,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     inner: Iterable[Any] = ()
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         inner = [getattr(value, field.name) for field in fields(value)]
     elif isinstance(value, dict):
         inner = value.values()
@@ -505,13 +506,13 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     name = type(optimizer).__name__
     for model in list(_models):
-        if lost := [p for p in params if id(p) in model._given]:
+        if lost := [p for p in params if p in model._given]:
             raise RuntimeError(
-                f"this {name} was built before sharding: it holds {model._given[id(lost[0])][0]}, "
+                f"this {name} was built before sharding: it holds {model._given[lost[0]]}, "
                 "whose values now live in shards. Cure: build it from model.parameters() after "
                 "model = ZeRO3(module)."
             )
-        mine = [p for p in params if id(p) in model._pieces]
+        mine = [p for p in params if p in model._pieces]
         if not mine or model._run is not None:  # a hook steps inside backward
             continue
         if model._awaited and all(p.grad is None for p in mine):

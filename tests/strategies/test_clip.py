@@ -63,9 +63,14 @@ def large_and_exact() -> dict[str, object]:
     norm = clip_grad_norm_([param], 1.0, 2.0, comm)
     out["large"] = norm.item() == pytest.approx(2.0**65 * comm.world**0.5)
     out["clipped"] = param.grad.item() == pytest.approx(comm.world**-0.5)
+    param = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+    param.grad = torch.tensor([3j, 4.0][comm.rank]).to(torch.complex64).view(1)
+    norm = clip_grad_norm_([param], 1.0, 2.0, comm)
+    out["complex"] = norm.dtype is torch.float32 and norm.item() == pytest.approx(5.0)
+    out["complex, clipped"] = param.grad.abs().item() == pytest.approx([3, 4][comm.rank] / 5)
     return out
 
 
-def test_norms_of_float64_and_above_the_root_of_fp32():
+def test_norms_of_float64_of_complex_numbers_and_above_the_root_of_fp32():
     for out in dz.launch(large_and_exact, 2, record=False):
         assert all(out.values()), out

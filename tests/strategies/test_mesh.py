@@ -253,6 +253,10 @@ def gradients() -> dict[str, object]:
     model.zero_grad()
     out["zeroed"] = all(param.grad is None for param in model.parameters())
     backward(model)
+    optimizer.zero_grad(set_to_none=False)
+    zeros = [p.grad for p in model.parameters() if p.grad is not None]
+    out["zeros"] = len(zeros) == len(list(model.parameters())) and not any(g.any() for g in zeros)
+    backward(model)
     norms = torch.stack([optimizer.clip_grad_norm_(0.01)])
     out["norm"] = torch.allclose(norms[0] * 2, exact, rtol=1e-5)
     everyone = [torch.empty_like(norms) for _ in range(dist.get_world_size())]

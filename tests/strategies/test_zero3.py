@@ -6,6 +6,7 @@ import contextlib
 import copy
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ddpz_lite.model import MLP
 from ddpz_lite.strategies.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.units import split
-from ddpz_lite.strategies.zero3 import ZeRO3
+from ddpz_lite.strategies.zero3 import ZeRO3, tensors_in
 
 
 class Branch(nn.Module):
@@ -483,3 +484,24 @@ def held_by_a_frozen_trunk() -> list[bool]:
 
 def test_a_frozen_unit_that_backward_does_not_pass_is_freed_after_forward():
     assert list(dz.launch(held_by_a_frozen_trunk, 2)) == [[False, False, True]] * 2
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_shards_changed_after_a_forward_without_backward_are_what_the_next_one_has(prefetch):
+    module = nn.Sequential(Branch(), nn.Linear(4, 4))
+    model = ZeRO3(module, units=[Branch], reshard_after_forward=False, prefetch=prefetch)
+    assert model(torch.ones(1, 4)).abs().sum() > 0
+    with torch.no_grad():
+        for shard in model.parameters():
+            shard.zero_()
+    assert model(torch.ones(1, 4)).abs().sum() == 0
+
+
+@dataclass
+class Made:
+    tensor: torch.Tensor
+
+
+def test_a_class_that_is_passed_to_a_unit_is_not_looked_into():
+    x = torch.ones(1)
+    assert tensors_in(({"kind": Made}, Made(x))) == [x]

@@ -187,6 +187,16 @@ def test_hooks_of_the_state_dict_run():
             optimizer.eval()
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_a_scheduler_sets_is_saved_and_outlives_a_new_group(stage):
+    _, optimizer = parallelize(nn.Linear(2, 2), torch.optim.SGD, stage, lr=0.1)
+    optimizer.param_groups[0]["lr"] = 0.05
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.05
+    optimizer.param_groups[0]["lr"] = 0.025
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.2})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.2]
+
+
 def test_param_groups_may_be_plain_parameters():
     for given in (lambda m: m.parameters(), lambda m: [{"params": m.weight}, {"params": [m.bias]}]):
         _, optimizer = parallelize(nn.Linear(2, 2), torch.optim.SGD, 1, lr=0.1, param_groups=given)

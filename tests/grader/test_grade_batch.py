@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import threading
@@ -375,7 +376,7 @@ def test_an_interrupted_batch_keeps_what_is_graded(grade_all, ranks, tmp_path, m
 
 
 def test_no_half_file_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch.os, "replace", lambda *_: 1 / 0)
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         batch.write(tmp_path / "a.json", "text")
     assert list(tmp_path.iterdir()) == []

@@ -91,7 +91,8 @@ class Broker:
                 self._judge()
             return self._ending()
         finally:
-            self._end()
+            self.selector.close()
+            let_go([client.leash for client in self.clients])
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -165,15 +166,12 @@ class Broker:
         if not client.done and self.verdict is None:
             at = "" if client.where == "?" else f"; last seen at {client.where}"
             sentence = _death(client.leash.status) + at
-            self._fail(Failure(client.rank, "died", time.monotonic(), sentence))
+            self.failures.append(Failure(client.rank, "died", time.monotonic(), sentence))
             self._settle(client, "ended")
 
     def _settle(self, client: Client, phase: str) -> None:
         client.phase = phase
         self.watch.go_on(client.rank, "raised" if phase == "ended" else phase)
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
 
     # -- what a rank may say -----------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class Broker:
         failure = from_exception(client.rank, time.monotonic(), told)
         failure.kind = "unsolved" if head.get("stub") is True else "raised"
         failure.consequence = False
-        self._fail(failure)
+        self.failures.append(failure)
         self._settle(client, "raised")
 
     # -- judging -----------------------------------------------------------------------------------
@@ -271,7 +269,7 @@ class Broker:
                 raise NoRanks(f"no ranks were there after {self.limits.start:g} s")
         elif self._time_is_up(now - self.exchange.origin):
             self._late(now)
-        elif (stall := self.watch.stall(set())) is not None:
+        elif (stall := self.watch.stall()) is not None:
             self.ruling = ("stuck", stall.sentence, stall.rank)
         elif now > self.looked + LOOK:
             self.looked = now
@@ -341,12 +339,6 @@ class Broker:
             [span for client in self.clients for span in client.spans],
             cell,
         )
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        self.selector.close()
-        let_go([client.leash for client in self.clients])
 
 
 # What a rank may say -> who hears it.

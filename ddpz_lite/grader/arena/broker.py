@@ -22,7 +22,7 @@ from ...wire import Network, Record, Span
 from ..sandbox.frames import Inbox, Refused, clean
 from ..sandbox.leash import Leash, NoRanks, let_go
 from ..sandbox.limits import MIB, Limits
-from ..sandbox.usage import memory
+from ..sandbox.usage import family, memory
 from .client import Client, line_of_code, records
 from .exchange import Exchange
 from .perform import count_of
@@ -30,6 +30,7 @@ from .perform import count_of
 TICK = 0.05  # seconds between two looks at what is not a frame
 LOOK = 0.1  # seconds between two looks at the memory
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
+MOST = 20  # times its timeout that a case may take, however busy the machine
 BURST = 64  # frames taken from one rank before the others are heard
 CELL = re.compile(r"(cell [\w.-]+):(\d+)")
 
@@ -276,11 +277,14 @@ class Broker:
             self._look_at_memory()
 
     def _time_is_up(self, passed: float) -> bool:
-        """By the clock, less what other programs took: a neighbour costs no points."""
+        """By the clock, less what other programs took: a neighbour costs no points. A process that
+        a rank has forked is no neighbour.
+        """
         if passed <= self.timeout:
             return False
-        pids = [client.leash.pid for client in self.clients if client.leash.pid is not None]
-        return passed - kept_waiting(pids, passed) > self.timeout
+        first = [client.leash.pid for client in self.clients if client.leash.pid is not None]
+        waited = kept_waiting([pid for one in first for pid in family(one)], passed)
+        return passed > MOST * self.timeout or passed - waited > self.timeout
 
     def _blame(self, root: Failure) -> None:
         ranks = [root.rank, *root.also]

@@ -18,18 +18,19 @@ def memory(pid: int, enough: int) -> int:
     reading, so that is only trusted up to `enough`; beyond it, every page is divided by those who
     share it.
     """
-    processes, queued = list(_family(pid)), _queued(pid)
+    processes, queued = list(family(pid)), _queued(pid)
     quick = queued + sum(map(_resident, processes))
     return quick if quick <= enough else queued + sum(map(_proportional, processes))
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
+    """Process `pid` and its descendants."""
     yield pid
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 for child in file.read().split():
-                    yield from _family(int(child))
+                    yield from family(int(child))
     except OSError:
         return  # it has ended
 

@@ -51,6 +51,14 @@ def read(path: Path) -> nbformat.NotebookNode:
         raise Malformed(f"{path.name} is not a notebook of version 4: {error}") from None
 
 
+def master(path: Path) -> nbformat.NotebookNode:
+    """The master in a file. Raises Malformed with one line: the first thing wrong with it."""
+    notebook = read(path)
+    for complaint in complaints(notebook, path.stem):
+        raise Malformed(f"{path.parent.name}/{path.name}: {complaint}")
+    return notebook
+
+
 def write_text(notebook: nbformat.NotebookNode) -> str:
     """The notebook as its file says it, with one newline at the end."""
     return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
@@ -61,9 +69,7 @@ def make(path: Path) -> tuple[str, str]:
 
     Raises Malformed with one line: the first thing that is wrong with the master, and where.
     """
-    notebook = read(path)
-    for complaint in complaints(notebook, path.stem):
-        raise Malformed(f"{path.parent.name}/{path.name}: {complaint}")
+    notebook = master(path)
     _mark(notebook)
     return write_text(notebook), write_text(blank(notebook))
 

@@ -62,11 +62,14 @@ class Progress:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all; its folder is made if need be."""
+    """Write a small file whole or not at all; its folder is made if need be.
+
+    What UTF-8 cannot say, as half of a pair of surrogates, becomes a question mark.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         os.replace(name, path)
     except BaseException:

@@ -55,7 +55,7 @@ def observe_together(
         ended = _launch(about, case)
         for number, observed in zip(turns, ended, strict=False):
             seen[number] = observed
-        left = left[min(len(turns), len(ended)) :]
+        left = left[len(ended) :]
     return seen
 
 

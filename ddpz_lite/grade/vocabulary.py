@@ -3,7 +3,7 @@
 A judge looks at one property and returns a sentence, or None where the property holds.
 
 values    explain, explain_number, same_on_all_ranks, unchanged
-traffic   nbytes, at_most, same_calls, calls_until
+traffic   nbytes, moved, sent_by_all, ops_of_all, silent, same_calls, calls_until
 memory    holds_at_most
 words     world_name, padded_shards
 """

@@ -63,7 +63,7 @@ What is defended, with the sandbox
 * Each rank from the others. Ranks are alone in their namespaces: data for another rank passes the
   broker, so that "rank 0 does it all" shows in the ledger. They read the same installed files, so
   the calls are refused by which one sees what another does with a file: locks, watches, which pages
-  are in memory. Two such ways stay open, see below.
+  are in memory. Some ways to give a sign stay open, see below.
 * The machine. No network, no files to write but two small folders in memory, no devices, no
   programs, no capabilities, a filter of system calls, limits on memory, processes, files, time and
   output. When a case ends all its processes are dead: the pid namespace sees to that, also if the
@@ -90,8 +90,9 @@ What is not defended, and what follows
   and data are then what is judged; those of this library are not there.
 * A kernel with a hole. The sandbox is Linux's own, not a virtual machine.
 * Ranks that signal each other by the pages of a file that they all map: a futex in one, which
-  threads cannot do without, and how many processes share one, which /proc/self tells. Both take
-  code that no honest answer has.
+  threads cannot do without, and how many processes share one, which /proc/self tells. Or by what
+  the system numbers for all of its processes, as new pipes, and by which page of a file had to be
+  read from the disk. All of it takes code that no honest answer has.
 * Side channels: what another process costs in time. A rank cannot read data by them in its seconds.
 * Processor time is shared: other submissions may be slowed while one computes until its limit.
 * Without the sandbox (`sandboxed=False`) hold the verdict, the frames, the ledger, limits per

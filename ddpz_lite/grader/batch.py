@@ -7,11 +7,8 @@ where it was, and what is graded is not graded again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -24,8 +21,9 @@ from tqdm import tqdm
 
 import ddpz_lite
 
+from ..grade.progress import write_whole as write
 from ..grade.run import draw
-from ..grade.score import Finding, Verdict, score
+from ..grade.score import Finding, Judging, Verdict
 from ..grade.task import Observed, Task
 from .arena.observe import turn
 from .exercise import Pristine
@@ -128,19 +126,19 @@ def _verdict(task: Task, attempt: Attempt, key: str, observe: Observe, terms: Te
     if attempt.status:
         blank = tuple(Finding(a.says, 0, a.points, "not judged") for a in task.aspects)
         return Verdict(task.id, attempt.status, blank, attempt.sentence)
-    seen: list[Observed] = []
-    for case in draw(task, key):
-        seen += observe(task, attempt.cells, [case], sandboxed=terms.sandbox == "yes")
-        if _hopeless(task, seen[-1]):
-            break
+    judging = Judging(task, draw(task, key))
+    while (index := _next(judging)) is not None:
+        case = judging.cases[index]
+        (seen,) = observe(task, attempt.cells, [case], sandboxed=terms.sandbox == "yes")
+        judging.add(index, seen)
     with turn():
-        return score(task, seen)
+        return judging.verdict()
 
 
-def _hopeless(task: Task, seen: Observed) -> bool:
-    """Whether no further case can earn a point: the first aspect failed, so no other will count."""
-    kinds = task.aspects[0].on
-    return seen.outcome != "ok" and (not kinds or seen.case.kind in kinds)
+def _next(judging: Judging) -> int | None:
+    """The case to run next. To say so, it judges those that were run."""
+    with turn():
+        return judging.wanted()
 
 
 # ---- many ----
@@ -235,17 +233,3 @@ def _grade(tree: dict[str, Any]) -> Grade:
     )
     changed = {"terms": Terms(**tree["terms"]), "warnings": tuple(tree["warnings"])}
     return Grade(**{**tree, **changed, "verdicts": verdicts})
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise

@@ -46,9 +46,7 @@ class Pristine:
 
 def pristine(path: Path) -> Pristine:
     """The exercise that a master makes. Raises notebooks.Malformed."""
-    notebook = notebooks.read(path)
-    for complaint in notebooks.complaints(notebook, path.stem):
-        raise notebooks.Malformed(f"{path.parent.name}/{path.name}: {complaint}")
+    notebook = notebooks.master(path)
     copy = notebooks.blank(notebook)
     cells = tuple(
         (cell.id, cell.source, notebooks.of(cell))

@@ -29,15 +29,20 @@ Problems = list[tuple[str, str]]  # (where, reason)
 def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission | NotGraded]:
     """All that the paths hold, in the order of names.
 
-    Of two notebooks of a student for one exercise the better counts. known: the exercises by
-    lesson. Nothing here raises for what a student handed in.
+    Of two notebooks of a student for one exercise the better counts, and what several of the paths
+    hold counts once. known: the exercises by lesson. Nothing here raises for what a student handed
+    in.
     """
     names = [exercise.name for exercise in known.values()]
     read_in = []
-    for path in paths:
+    seen: set[str] = set()
+    for path in dict.fromkeys(paths):
         with ExitStack() as stack:
             for hand_in in hand_ins(path, names, stack):
-                read_in.append((hand_in, *_read(hand_in, known)))
+                taken, problems = _read(hand_in, known)
+                taken = [one for one in taken if one[0].path not in seen]
+                seen.update(paper.path for paper, _ in taken)
+                read_in.append((hand_in, taken, problems))
     students = _told_apart([hand_in for hand_in, *_ in read_in])
     best = _best(read_in, students)
     result: list[Submission | NotGraded] = []

@@ -120,6 +120,7 @@ def _not_python(source: str, error: SyntaxError | ValueError) -> tuple[str, str]
                 f"Line {number} is a magic or a shell line, which only a notebook understands; "
                 "an answer is plain Python."
             )
-    where = f", in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+    line = getattr(error, "lineno", None)  # a NUL is in no line
+    where = "" if line is None else f", in line {line}"
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     return "wrong", f"Python cannot read the answer{where}: {said}."

@@ -41,6 +41,7 @@ def hand_ins(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[Han
     """All that lies at a path. names: of the exercises."""
     whole = path.absolute()
     if os.path.isdir(path) and not os.path.islink(path):
+        whole = Path(os.path.realpath(path))  # ".." is nobody's name
         yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
         return
     paper = on_disk(whole, in_path(path.name))

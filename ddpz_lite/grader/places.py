@@ -198,7 +198,7 @@ def below(folder: Folder) -> Iterator[Inside]:
             yield Inside(problems=[(one.where, TOO_DEEP)])
             continue
         yield found
-        if seen > FILES and found.folders + [None for _ in todo]:
+        if seen > FILES and (found.folders or todo):
             yield Inside(problems=[(folder.where, TOO_MANY)])
             return
         todo += [(inner, depth + 1) for inner in found.folders]

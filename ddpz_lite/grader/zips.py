@@ -130,6 +130,8 @@ def _unsafe(member: zipfile.ZipInfo, parts: tuple[str, ...]) -> str | None:
     name = member.filename
     if "\0" in member.orig_filename:
         return "its name in the zip holds a NUL; zip it again"
+    if not name:
+        return "it has no name in the zip; zip it again"
     if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
         return "its name in the zip is an absolute path or one of another system"
     if ".." in parts:

@@ -264,6 +264,22 @@ def test_how_an_answer_ends_is_said_in_a_sentence(source, outcome, words, monkey
     assert re.search(words, seen.sentence), seen.sentence
 
 
+def test_the_processes_of_a_rank_are_no_neighbours(monkeypatch):
+    """30 endless forks on two cores made 2 seconds into 47: they passed for other programs."""
+    asked = []
+    monkeypatch.setattr(broker, "kept_waiting", lambda pids, passed: asked.append(pids) or 0.0)
+    source = "for _ in range(3):\n    if os.fork() == 0: break\nwhile True: pass"
+    seen = by_broker(source, case(1, timeout=1), sandboxed=SANDBOXED)
+    assert seen.outcome == "stuck" and len(set(asked[0])) == 4
+
+
+def test_the_time_of_a_case_has_an_end_however_busy_the_machine(monkeypatch):
+    monkeypatch.setattr(broker, "kept_waiting", lambda pids, passed: passed)
+    monkeypatch.setattr(broker, "MOST", 2)
+    seen = by_broker("while True: pass", case(1, timeout=1), sandboxed=SANDBOXED)
+    assert seen.outcome == "stuck", seen.sentence
+
+
 def test_a_bounded_wait_is_no_stall():
     source = """
 from datetime import timedelta

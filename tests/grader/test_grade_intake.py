@@ -125,7 +125,7 @@ def test_a_single_student_in_a_class_keeps_the_name(put, take):
 
 def test_a_student_s_own_checkout(put, take):
     put(f"ada/exercises/{EXERCISE}")
-    for path in ("ada", "ada/exercises", f"ada/exercises/{EXERCISE}"):
+    for path in ("ada", "ada/exercises", f"ada/exercises/{EXERCISE}", "ada/exercises/.."):
         assert students(take(path)) == {"ada"}
 
 
@@ -321,6 +321,19 @@ def test_of_two_notebooks_the_last_counts_with_a_warning(put, take):
 )
 def test_names_are_made_safe(name, shown):
     assert clean(name) == shown
+
+
+def test_what_is_passed_twice_counts_once(put, pack, take):
+    """Two submissions of one place had a student's points twice."""
+    put(f"class/ada/{EXERCISE}", A)
+    put("class/bad/x.ipynb", "{")
+    pack("class/bob.zip", {EXERCISE: B})
+    once = take("class")
+    assert take("class", "class") == once
+    assert len(once) == 3 and not any(one.warnings for one in once if isinstance(one, Submission))
+    for inner in ("class/ada", f"class/ada/{EXERCISE}", "class/bob.zip"):
+        assert take("class", inner) == once
+        assert by_name(take(inner, "class")) == {"ada": AARON, "bob": BOB}
 
 
 @pytest.mark.parametrize("name", ["\U00020000" * 64, "\ufa6c" * 64, "é" * 64])
@@ -655,3 +668,15 @@ def test_two_files_of_one_name_in_a_zip(take, tmp_path):
     (tmp_path / "ada.zip").write_bytes(buffer.getvalue())
     first, second = take("ada.zip")
     assert first.answers[0][1] == "x = 1" and "two files of this name" in reason([second])
+
+
+def test_a_file_without_a_name_in_a_zip_stops_nothing(pack, take):
+    """Python 3.11 looks at the last letter of every name."""
+    path = pack("class.zip", {f"ada/{EXERCISE}": STUB, "?": "", f"bob/{EXERCISE}": STUB})
+    raw = bytearray(path.read_bytes())
+    central = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"PK\x01\x02"))  # the last but one
+    struct.pack_into("<HH", raw, central + 28, 0, 1)  # the "?" is no name but an extra field
+    path.write_bytes(raw)
+    taken = take("class.zip")
+    assert students(taken) == {"ada", "bob"}
+    assert "no name in the zip" in reason([one for one in taken if isinstance(one, NotGraded)])

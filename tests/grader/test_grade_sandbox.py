@@ -344,6 +344,7 @@ for name, *args in (
     ("unshare", 0x10000000), ("setns", 0, 0), ("mount", b"x", b"/tmp", b"tmpfs", 0, None),
     ("umount2", b"/proc", 2), ("ptrace", 0, 0, 0, 0), ("chroot", b"/tmp"), ("setuid", 0),
     ("memfd_create", b"x", 0), ("shmget", 0, 1 << 20, 0o1600), ("setresuid", 0, 0, 0),
+    ("klogctl", 10, None, 0), ("syscall", 444, None, 0, 1),  # landlock_create_ruleset
 ):
     out.append((name, getattr(libc, name)(*args), ctypes.get_errno()))
 """
@@ -362,6 +363,7 @@ refused = []
 for name, *args in (
     ("flock", fd, 1), ("inotify_init",), ("inotify_init1", 0), ("posix_fadvise", fd, 0, 0, 4),
     ("inotify_add_watch", fd, b"/", 2), ("mincore", 0, 4096, page), ("fanotify_init", 0, 0),
+    ("sysinfo", page),
     *(("fcntl", fd, command, lock) for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1036)),
 ):
     ctypes.set_errno(0)
@@ -377,7 +379,7 @@ with tempfile.NamedTemporaryFile() as file:
     torch.save(x, file.name); same = torch.equal(torch.load(file.name, mmap=True), x)
 out.append([flags[0] & os.O_ACCMODE, flags[1], same, len(os.pread(copy, 9, 0))])
 """)
-    assert len(refused) == 18 and all(done for *_, done in refused), refused
+    assert len(refused) == 19 and all(done for *_, done in refused), refused
     assert others == [os.O_RDONLY, 0, True, 9]
 
 
@@ -427,6 +429,57 @@ out.append(os.path.exists("/dev/zero"))
     )
     found = look(source, sandboxed=shut_in)
     assert found == ["PermissionError", "done", "PermissionError", "done", not shut_in]
+
+
+@sandboxed
+def test_what_lies_in_sockets_counts():
+    """It is in the system's memory: 50 pairs of sockets with large buffers held 784 MiB."""
+    buffers, attempts = look("""
+import socket
+one, other = socket.socketpair()
+before, refused = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), []
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
+    try: one.setsockopt(socket.SOL_SOCKET, option, 1 << 22)
+    except PermissionError: refused.append(option)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+out += [[before, one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)], refused]
+""")
+    assert buffers[0] == buffers[1] and len(attempts) == 4
+    closed = """
+import socket, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/tmp/all")
+listener.listen(4096)
+for _ in range(3000):
+    with socket.socket(socket.AF_UNIX) as sender:
+        sender.connect("/tmp/all")
+        sender.setblocking(False)
+        sender.send(bytes(1 << 16))
+time.sleep(60)
+"""
+    seen = by_broker(closed, case(1, timeout=20), limits=Limits(memory=512 << 20))
+    assert "used more than 512 MiB of memory" in seen.sentence
+
+
+UNSEEN = """
+import ctypes, os, signal
+from ddpz_lite.grader.sandbox.usage import memory
+libc, (ready, tell) = ctypes.CDLL(None), os.pipe()
+if (child := os.fork()) == 0:
+    held = bytearray(os.urandom(1 << 20)) * 64
+    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: nobody but root looks at its memory
+    os.write(tell, b"x")
+    signal.pause()
+os.read(ready, 1)
+libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # not even as root
+print(memory(child, 1 << 20))
+os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_a_process_that_forbids_a_closer_look_counts():
+    done = subprocess.run([sys.executable, "-c", UNSEEN], capture_output=True, text=True)
+    assert int(done.stdout) > 64 << 20, done
 
 
 def test_memory_that_processes_share_counts():

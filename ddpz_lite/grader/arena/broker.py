@@ -22,7 +22,7 @@ from ...wire import Network, Record, Span
 from ..sandbox.frames import Inbox, Refused, clean
 from ..sandbox.leash import Leash, NoRanks, let_go
 from ..sandbox.limits import MIB, Limits
-from ..sandbox.usage import memory
+from ..sandbox.usage import family, memory
 from .client import Client, line_of_code, records
 from .exchange import Exchange
 from .perform import count_of
@@ -30,6 +30,7 @@ from .perform import count_of
 TICK = 0.05  # seconds between two looks at what is not a frame
 LOOK = 0.1  # seconds between two looks at the memory
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
+MOST = 20  # times its timeout that a case may take, however busy the machine
 BURST = 64  # frames taken from one rank before the others are heard
 CELL = re.compile(r"(cell [\w.-]+):(\d+)")
 
@@ -91,7 +92,8 @@ class Broker:
                 self._judge()
             return self._ending()
         finally:
-            self._end()
+            self.selector.close()
+            let_go([client.leash for client in self.clients])
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -165,15 +167,12 @@ class Broker:
         if not client.done and self.verdict is None:
             at = "" if client.where == "?" else f"; last seen at {client.where}"
             sentence = _death(client.leash.status) + at
-            self._fail(Failure(client.rank, "died", time.monotonic(), sentence))
+            self.failures.append(Failure(client.rank, "died", time.monotonic(), sentence))
             self._settle(client, "ended")
 
     def _settle(self, client: Client, phase: str) -> None:
         client.phase = phase
         self.watch.go_on(client.rank, "raised" if phase == "ended" else phase)
-
-    def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
 
     # -- what a rank may say -----------------------------------------------------------------------
 
@@ -251,7 +250,7 @@ class Broker:
         failure = from_exception(client.rank, time.monotonic(), told)
         failure.kind = "unsolved" if head.get("stub") is True else "raised"
         failure.consequence = False
-        self._fail(failure)
+        self.failures.append(failure)
         self._settle(client, "raised")
 
     # -- judging -----------------------------------------------------------------------------------
@@ -271,18 +270,21 @@ class Broker:
                 raise NoRanks(f"no ranks were there after {self.limits.start:g} s")
         elif self._time_is_up(now - self.exchange.origin):
             self._late(now)
-        elif (stall := self.watch.stall(set())) is not None:
+        elif (stall := self.watch.stall()) is not None:
             self.ruling = ("stuck", stall.sentence, stall.rank)
         elif now > self.looked + LOOK:
             self.looked = now
             self._look_at_memory()
 
     def _time_is_up(self, passed: float) -> bool:
-        """By the clock, less what other programs took: a neighbour costs no points."""
+        """By the clock, less what other programs took: a neighbour costs no points. A process that
+        a rank has forked is no neighbour.
+        """
         if passed <= self.timeout:
             return False
-        pids = [client.leash.pid for client in self.clients if client.leash.pid is not None]
-        return passed - kept_waiting(pids, passed) > self.timeout
+        first = [client.leash.pid for client in self.clients if client.leash.pid is not None]
+        waited = kept_waiting([pid for one in first for pid in family(one)], passed)
+        return passed > MOST * self.timeout or passed - waited > self.timeout
 
     def _blame(self, root: Failure) -> None:
         ranks = [root.rank, *root.also]
@@ -341,12 +343,6 @@ class Broker:
             [span for client in self.clients for span in client.spans],
             cell,
         )
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        self.selector.close()
-        let_go([client.leash for client in self.clients])
 
 
 # What a rank may say -> who hears it.

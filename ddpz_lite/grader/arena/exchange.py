@@ -80,7 +80,7 @@ class Exchange:
         group, me = self._member(client, head)
         size = len(group.ranks)
         asked = perform.read(head, body, me, size)
-        asked.where = line_of_code(asked.where)
+        asked.where = line_of_code(head.get("where"))
         asked.arrival = client.link.arrive("both") if self.network else time.monotonic()
         parts = (*asked.parts, *asked.expects) if asked.op == "all_to_all" else ()
         number = self.watch.issue(client.rank, group.index, parts)
@@ -126,10 +126,9 @@ class Exchange:
                     client.rank,
                 )
                 return True
-        me = group.ranks.index(client.rank)
-        if (pair := perform.misfit({**gathering.calls, me: asked})) is None:
+        calls = {**gathering.calls, group.ranks.index(client.rank): asked}
+        if (pair := perform.misfit(calls)) is None:
             return False
-        calls = {**gathering.calls, me: asked}
         (sender, taker), (mine, theirs) = pair, (calls[pair[0]], calls[pair[1]])
         self._mismatch(
             f"the split sizes of all_to_all #{number} do not fit together:\n"

@@ -10,7 +10,6 @@ counts what arrives.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -38,8 +37,8 @@ Tensors = Sequence[torch.Tensor]
 class Line:
     """This rank's line to the broker."""
 
-    def __init__(self, frames: FrameSocket, sock: socket.socket) -> None:
-        self.frames, self._sock = frames, sock
+    def __init__(self, frames: FrameSocket) -> None:
+        self.frames = frames
         self._open: dict[int, Sent] = {}  # by number, until the broker has answered
         self._next = 0
         self._order = threading.Lock()

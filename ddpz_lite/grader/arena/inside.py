@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from types import FrameType, ModuleType
 from typing import Any
@@ -71,7 +70,7 @@ def main(sock: socket.socket) -> None:
     frames.send({"kind": "ready"})
     orders, inputs = frames.receive()
     _settle(orders)
-    line = group.Line(frames, sock)
+    line = group.Line(frames)
     line.start()
     launched.current = launched.Rank(orders["rank"], orders["world"], _Mute(), None)
     ledger.current = Spans(frames)
@@ -160,7 +159,7 @@ def _define(orders: dict[str, Any], frames: FrameSocket) -> Any:
     for index, (name, source) in enumerate(earlier):
         frames.send({"kind": "cell", "index": index})
         try:
-            with _at_most(orders["patience"]):
+            with _at_most(orders["cell"]):
                 _execute(name, source, module)
         except BaseException as error:  # the alarm too, whenever it rings
             with contextlib.suppress(BaseException):  # the name and the stream may be the cell's
@@ -229,6 +228,5 @@ def run(sock: socket.socket) -> None:
     except BaseException as error:
         with contextlib.suppress(Exception):
             print(f"the rank failed: {type(error).__name__}: {error}", file=sys.stderr)
-        time.sleep(0)
     finally:
         os._exit(0)

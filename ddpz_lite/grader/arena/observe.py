@@ -90,7 +90,7 @@ def run_case(
         "guarded": task.uses_own,
         "world": case.world,
         "threads": limits.threads,
-        "patience": limits.cell,
+        "cell": limits.cell,
     }
     with _folder(sandboxed) as folder:
         orders = [

@@ -42,7 +42,7 @@ class Asked:
     expects: list[int]  # in an all_to_all: elements from each rank
     body: bytes | bytearray
     says: str
-    where: str
+    where: str = "?"
     arrival: float = 0.0
     entry: object = None
 
@@ -83,7 +83,6 @@ def read(head: dict, body: bytearray, me: int, size: int) -> Asked:
         expects=_counts(head.get("expects", []), size),
         body=body,
         says=clean(head.get("says"), 88),
-        where=clean(head.get("where"), 88),
     )
     _check_sizes(asked, me, size)
     return asked

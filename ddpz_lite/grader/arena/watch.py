@@ -26,9 +26,6 @@ class Watch(Reading):
         self._messages: dict[tuple[int, bytes], int] = {}
         self.heads = [self.at_work("starting") for _ in range(world_size)]
 
-    def close(self) -> None:
-        return None
-
     # -- written by the broker ---------------------------------------------------------------------
 
     def at_work(self, phase: str) -> Head:
@@ -68,8 +65,8 @@ class Watch(Reading):
     def head(self, rank: int) -> Head:
         return self.heads[rank]
 
-    def stall(self, gone: set[int]) -> Stall | None:
-        return explain(self, gone)
+    def stall(self) -> Stall | None:
+        return explain(self, set())
 
     def key(self, rank: int, index: int) -> bytes:
         return self._groups[index][0]

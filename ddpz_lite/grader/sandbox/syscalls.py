@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import struct
+from collections.abc import Iterable
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -55,6 +56,8 @@ CALLS = {
     "io_uring_setup": (425, 425),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    "landlock_create_ruleset": (444, 444),
+    "syslog": (103, 116),
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -62,7 +65,8 @@ CALLS = {
     "name_to_handle_at": (303, 264),
 }
 # What one process can learn of another one by a file that both can only read: locks, watches, and
-# which pages are in memory. Ranks see the same installed packages.
+# which pages are in memory. Ranks see the same installed packages. And how many processes there
+# are on the machine, and how much memory is free.
 SIGNS = {
     "flock": (73, 32),
     "inotify_init": (253, None),
@@ -74,6 +78,7 @@ SIGNS = {
     "cachestat": (451, 451),
     "preadv2": (327, 286),
     "pwritev2": (328, 287),
+    "sysinfo": (99, 179),
 }
 # Memory that processes share and that is no file's: one that has touched it can drop it from all
 # that is counted as held, and it is still there.
@@ -92,6 +97,10 @@ FCNTL_SIGNS = {  # of fcntl's commands
     "F_GET_RW_HINT": 1035,
     "F_SET_RW_HINT": 1036,
 }
+# The size of a socket's buffers, which no process holds; other options of these numbers (of TCP,
+# say) are nobody's either.
+SETSOCKOPT = (54, 208)
+BUFFERS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
 CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 LOAD, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
@@ -113,8 +122,9 @@ Sockets = tuple[tuple[int, int], ...]
 
 
 def refuse(sockets: Sockets, signs: bool = False) -> None:
-    """Refuse CALLS, new namespaces, shared memory that is no file's, all but these `sockets`, and
-    SIGNS unless `signs`, by a seccomp filter that holds for this process and all it starts.
+    """Refuse CALLS, new namespaces, shared memory that is no file's, all but these `sockets`,
+    larger buffers of them, and SIGNS unless `signs`, by a seccomp filter that holds for this
+    process and all it starts.
     """
     machine = platform.machine()
     if machine not in MACHINES:
@@ -140,13 +150,8 @@ def _program(machine: int, column: int, sockets: Sockets, signs: bool) -> bytes:
         if numbers[column] is not None:
             lines += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, no)]
     if not signs:
-        lines += [
-            (EQUAL, 0, 2 * len(FCNTL_SIGNS) + 2, FCNTL[column]),
-            (LOAD, 0, 0, 24),  # the second argument
-        ]
-        for command in FCNTL_SIGNS.values():
-            lines += [(EQUAL, 0, 1, command), (RETURN, 0, 0, no)]
-        lines.append((RETURN, 0, 0, ALLOW))
+        lines += _where(FCNTL[column], 24, FCNTL_SIGNS.values())  # the second argument
+    lines += _where(SETSOCKOPT[column], 32, BUFFERS.values())  # the third argument
     lines += [
         (EQUAL, 0, 5, MMAP[column]),
         (LOAD, 0, 0, 40),  # the fourth argument
@@ -174,3 +179,12 @@ def _program(machine: int, column: int, sockets: Sockets, signs: bool) -> bytes:
         (RETURN, 0, 0, ALLOW),
     ]
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _where(number: int, argument: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Lines that refuse call `number` where the argument at that offset is one of these values."""
+    refused = [
+        line for value in values for line in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ERRNO | EPERM))
+    ]
+    start = (EQUAL, 0, len(refused) + 2, number), (LOAD, 0, 0, argument)
+    return [*start, *refused, (RETURN, 0, 0, ALLOW)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 COUNTED = ("RssAnon:", "RssShmem:")  # a process's own, and what it shares and is no file's
 
@@ -11,22 +13,24 @@ COUNTED = ("RssAnon:", "RssShmem:")  # a process's own, and what it shares and i
 def memory(pid: int, enough: int) -> int:
     """Bytes that process `pid` and its descendants hold.
 
-    Memory that processes share counts too; that of files does not, which the system can take back.
-    Pages that a fork shares count once for each process in the quick reading, so that is only
-    trusted up to `enough`; beyond it, every page is divided by those who share it.
+    Memory that processes share counts too, and what lies in sockets; that of files does not, which
+    the system can take back. Pages that a fork shares count once for each process in the quick
+    reading, so that is only trusted up to `enough`; beyond it, every page is divided by those who
+    share it.
     """
-    processes = list(_family(pid))
-    quick = sum(_resident(process) for process in processes)
-    return quick if quick <= enough else sum(_proportional(process) for process in processes)
+    processes, queued = list(family(pid)), _queued(pid)
+    quick = queued + sum(map(_resident, processes))
+    return quick if quick <= enough else queued + sum(map(_proportional, processes))
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
+    """Process `pid` and its descendants."""
     yield pid
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 for child in file.read().split():
-                    yield from _family(int(child))
+                    yield from family(int(child))
     except OSError:
         return  # it has ended
 
@@ -43,5 +47,27 @@ def _proportional(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0
+    except (OSError, StopIteration):  # a process may forbid that it is looked at
+        return _resident(pid)
+
+
+def _queued(pid: int) -> int:
+    """Bytes that can lie in sockets, if `pid` has a network of its own.
+
+    The system's memory holds them, and no process. A socket counts as full, and as long as somebody
+    has not taken what it sent, also when it is closed.
+    """
+    try:
+        theirs, ours = (f"/proc/{one}/net/sockstat" for one in (pid, "self"))
+        if os.stat(theirs).st_ino == os.stat(ours).st_ino:
+            return 0
+        with open(theirs) as file:
+            return int(file.readline().removeprefix("sockets: used")) * _buffer()
+    except OSError:
+        return 0  # it has ended
+
+
+@functools.cache
+def _buffer() -> int:
+    """Bytes that a socket holds before who sends has to wait; `syscalls` keeps it at that."""
+    return int(Path("/proc/sys/net/core/wmem_default").read_text())

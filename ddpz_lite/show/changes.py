@@ -37,8 +37,8 @@ def memory_changes(
         for kind in drawn:
             style = look(kind, drawn)
             above = [b + one[kind] / unit for b, (_, one) in zip(below, samples, strict=True)]
-            area = axes.fill_between(range(len(samples)), below, above, step="post")
-            area.set(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge, linewidth=0)
+            places = range(len(samples))
+            area = axes.fill_between(places, below, above, step="post", linewidth=0, **style.fill)
             handles.append(area)
             below = above
         top = max(below)

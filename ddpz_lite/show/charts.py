@@ -115,7 +115,7 @@ def bars(
     with house_style():
         for place, (label, value) in enumerate(heights.items()):
             look = SERIES[2] if first_is_right and place == 0 else SERIES[5 * first_is_right]
-            axes.barh(place, value, color=look.color, hatch=look.hatch, edgecolor=look.edge)
+            axes.barh(place, value, **look.fill)
             axes.annotate((text or {}).get(label, written(value)), (value, place), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
         axes.set_yticks(range(len(heights)), list(heights))

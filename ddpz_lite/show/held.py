@@ -74,8 +74,7 @@ def _areas(timeline: MemoryTimeline, title: str) -> None:
         for kind in kinds:
             style, heights = look(kind, kinds), [one[kind] / unit for _, one in samples]
             above = [a + b for a, b in zip(below, [*heights, heights[-1]], strict=True)]
-            area = axes.fill_between(times, below, above, step="post", facecolor=style.color)
-            area.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0.0)
+            area = axes.fill_between(times, below, above, step="post", linewidth=0, **style.fill)
             handles.append(area)
             below = above
         peak_at = max(range(len(samples)), key=lambda i: below[i])

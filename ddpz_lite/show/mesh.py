@@ -90,8 +90,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
     with house_style():
         _devices(left, groups)
         for place, (name, value) in enumerate(spent.items()):
-            look = LOOKS[name]
-            right.barh(place, value, color=look.color, hatch=look.hatch, edgecolor=look.edge)
+            right.barh(place, value, **LOOKS[name].fill)
             where = "" if name not in groups or len(groups[name]) == 1 else (
                 ", near" if is_near(groups[name]) else ", far"
             )  # fmt: skip

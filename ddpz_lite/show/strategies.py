@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.placement import elements_moved
-from ddpz_lite.show.canvas import figure, house_style, legend_above
+from ddpz_lite.show.canvas import figure, house_style, legend_above, swatch
 from ddpz_lite.show.knobs import explore, options
 from ddpz_lite.show.page import show_figure
-from ddpz_lite.show.style import INK, SERIES, Look, in_bytes, in_seconds, need
+from ddpz_lite.show.style import INK, SERIES, Look, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,11 +163,9 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
             left = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
                 if parts[kind]:
-                    axes.barh(place + 0.2, parts[kind], 0.34, left=left, color=look.color,
-                              hatch=look.hatch, edgecolor=look.edge, linewidth=0)  # fmt: skip
+                    axes.barh(place + 0.2, parts[kind], 0.34, left=left, linewidth=0, **look.fill)
                 left += parts[kind]
-            axes.barh(place - 0.2, parts["computing"], 0.34, color=COMPUTE.color,
-                      hatch=COMPUTE.hatch, edgecolor=COMPUTE.edge, linewidth=0)  # fmt: skip
+            axes.barh(place - 0.2, parts["computing"], 0.34, linewidth=0, **COMPUTE.fill)
             size = in_bytes(held(setting, name))
             says = f"{size}{'' if room else ', does not fit'}{', chosen' if name == best else ''}"
             end = max(left, parts["computing"])
@@ -187,12 +185,7 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
 
 
 def _legend(axes: Axes, looks: Mapping[str, Look]) -> None:
-    patch = need("matplotlib.patches").Patch
-    styles = [
-        {"facecolor": look.color, "hatch": look.hatch, "edgecolor": look.edge, "linewidth": 0}
-        for look in looks.values()
-    ]
-    legend_above(axes, [patch(**style) for style in styles], list(looks))
+    legend_above(axes, [swatch(look) for look in looks.values()], list(looks))
 
 
 def chooser() -> None:
@@ -224,9 +217,7 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
         for place, (name, one) in enumerate(table.items()):
             before = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
-                left.barh(place, one[kind] / 1e6, left=before, color=look.color, hatch=look.hatch,
-                          edgecolor=look.edge, linewidth=0,
-                          )  # fmt: skip
+                left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.fill)
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
             wanted = one["near"] / network.bandwidth + one["far"] / network.inter_bandwidth

@@ -74,5 +74,4 @@ def _frame(axes: Any, name: str, world: int) -> None:
     axes.set_yticks([r + 0.5 for r in range(world)], [f"rank {r}" for r in range(world)])
     axes.set_xticks([])
     axes.tick_params(length=0, labelsize=8)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)

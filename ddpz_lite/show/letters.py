@@ -123,8 +123,7 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
     axes.set_yticks(range(len(KINDS)), ["parameters", "gradients", "optimizer"])
     axes.set_xticks([])
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _box(place: float, row: float, letter: Placement) -> Any:

@@ -205,8 +205,7 @@ def _draw(axes: Axes, model: RingSteps, step: int, size: float) -> None:
     axes.set_xlim(-0.55, world - 0.45)
     axes.set_ylim(world - 0.45, -0.7)
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _draw_cell(axes: Axes, rank: int, chunk: int, counts: Sequence[int], size: float) -> None:

@@ -73,7 +73,7 @@ def main(sock: socket.socket) -> None:
     _settle(orders)
     line = group.Line(frames, sock)
     line.start()
-    launched.current = launched.Rank(orders["rank"], orders["world"], _Mute(), None)
+    launched.current = launched.Rank(orders["rank"], _Mute(), None)
     ledger.current = Spans(frames)
     try:
         body = _work(orders, bytes(inputs), line)

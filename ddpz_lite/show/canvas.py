@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,26 @@ def swatch(look: Look) -> Any:
     from matplotlib.patches import Patch
 
     return Patch(linewidth=0, **look.fill)
+
+
+def stacked_areas(
+    axes: Axes,
+    places: Sequence[float],
+    held: Sequence[Mapping[str, float]],
+    kinds: Sequence[str],
+    unit: float,
+) -> tuple[list[float], list[Any]]:
+    """Areas by kind, one on the other, each as high as `held` says until the next place.
+
+    Returns the height of them all at each place, in `unit`, and a handle for each kind.
+    """
+    below, handles = [0.0] * len(places), []
+    for kind in kinds:
+        above = [low + one[kind] / unit for low, one in zip(below, held, strict=True)]
+        fill = look(kind, kinds).fill
+        handles.append(axes.fill_between(places, below, above, step="post", linewidth=0, **fill))
+        below = above
+    return below, handles
 
 
 def legend_above(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:

@@ -217,10 +217,8 @@ def _draw_cell(axes: Axes, rank: int, chunk: int, counts: Sequence[int], size: f
         axes.add_patch(_rectangle(left, rank - 0.36, width, 0.72, **style))
         if count:
             text = str(source) if count == 1 else f"{count}x{source}"
-            ink = INK if look.edge.startswith("#1f") else "white"
-            axes.text(
-                left + width / 2, rank, text, ha="center", va="center", fontsize=size, color=ink
-            )
+            axes.text(left + width / 2, rank, text, ha="center", va="center", fontsize=size,
+                      color=look.ink)  # fmt: skip
 
 
 def _rectangle(left: float, bottom: float, width: float, height: float, **style: Any) -> Any:

@@ -33,6 +33,11 @@ class Look:
         return "#1f232880" if 0.3 * red + 0.59 * green + 0.11 * blue > 150 else "#ffffffb0"
 
     @property
+    def ink(self) -> str:
+        """Colour of text on it."""
+        return INK if self.edge.startswith(INK) else "white"
+
+    @property
     def fill(self) -> dict[str, str]:
         """What matplotlib's bars, areas and patches take to be filled so."""
         return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": self.edge}

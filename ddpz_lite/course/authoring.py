@@ -58,7 +58,7 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
 
 
 def _lesson(root: Path, path: Path) -> Iterator[str]:
-    notebook = _read(path)
+    notebook = rules.read(path)
     for rule in rules.LESSON:
         yield from (f"{_named(path)}: {said}" for said in rule(notebook))
     yield from _todo(path)
@@ -67,14 +67,14 @@ def _lesson(root: Path, path: Path) -> Iterator[str]:
 
 
 def _todo(path: Path) -> Iterator[str]:
-    left = [str(i) for i, cell in enumerate(_read(path).cells) if TODO in cell.source]
+    left = [str(i) for i, cell in enumerate(rules.read(path).cells) if TODO in cell.source]
     if left:
         yield f"{_named(path)}: {TODO} in cells {', '.join(left)}"
 
 
 def _neighbours(root: Path, path: Path) -> Iterator[str]:
     """What a lesson says of others: those that it needs, and that need it."""
-    facts = _read(path).metadata.get("ddpz", {})
+    facts = rules.read(path).metadata.get("ddpz", {})
     there = {catalogue.number_of(other): other for other in root.glob("lessons/*.ipynb")}
     number = catalogue.number_of(path)
     for need in facts.get("needs", []):
@@ -85,7 +85,7 @@ def _neighbours(root: Path, path: Path) -> Iterator[str]:
         yield f"{_named(path)}: metadata `ddpz.second` belongs to NNb notebooks, and is {second!r}"
     elif second and second != catalogue.CAN_WAIT:
         later = second.removeprefix("needed for ")
-        if later not in there or number not in _read(there[later]).metadata["ddpz"]["needs"]:
+        if later not in there or number not in rules.read(there[later]).metadata["ddpz"]["needs"]:
             yield f"{_named(path)}: it is {second}, whose metadata does not say so"
 
 
@@ -98,7 +98,7 @@ def _glossary(root: Path, path: Path) -> Iterator[str]:
         said = glossary.faults(root, entry)
         yield from (f"lessons/GLOSSARY.md: {entry.term!r}: {wrong}" for wrong in said)
     anchors = {entry.anchor for entry in entries}
-    for position, cell in enumerate(_read(path).cells):
+    for position, cell in enumerate(rules.read(path).cells):
         for anchor in glossary.LINK.findall(cell.source):
             if anchor not in anchors:
                 yield f"{_named(path)}: cell {position}: the glossary has no {anchor!r}"
@@ -117,10 +117,11 @@ def exercise(root: Path, number: str) -> Iterator[str]:
     if path is None:
         yield f"solutions/{number}_*.ipynb is missing"
         return
+    notebook = rules.read(path)
     yield from _todo(path)
-    yield from (f"{_named(path)}: {said}" for said in notebooks.complaints(_read(path), path.stem))
+    yield from (f"{_named(path)}: {said}" for said in notebooks.complaints(notebook, path.stem))
     for rule in rules.EVERYWHERE:
-        yield from (f"{_named(path)}: {said}" for said in rule(_read(path)))
+        yield from (f"{_named(path)}: {said}" for said in rule(notebook))
     for task in tasks(number):
         yield from (f"{room}/judge.py: {task.id}: {said}" for said in task_faults(task))
     yield from _answers(root, number)
@@ -160,7 +161,7 @@ def _answers(root: Path, number: str) -> Iterator[str]:
     if not path.exists():
         yield f"tests/answers/lesson{number}.py is missing: WRONG, RIGHT and PROMISES"
         return
-    module, notebook = _loaded(path), _read(_notebook(root, "solutions", number))
+    module, notebook = _loaded(path), rules.read(_notebook(root, "solutions", number))
     for task in tasks(number):
         where = f"tests/answers/lesson{number}.py: {task.id}"
         yield from (f"{where}: {said}" for said in answer_faults(task, module))
@@ -254,7 +255,3 @@ def _notebook(root: Path, folder: str, number: str) -> Path | None:
 
 def _named(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
-
-
-def _read(path: Path) -> Any:
-    return rules.read(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 
+from ..grade.notebooks import write_text
 from .catalogue import Course, Incomplete, Lesson
 from .picture import described, drawn
 from .start import begin_exercise, begin_lesson
@@ -103,7 +104,7 @@ def _linked(path: Path, text: str, begin: Callable, course: Course) -> str:
     notebook.cells = [cell for cell in notebook.cells if not _is_links(cell)]
     about = {"ddpz": {"generated": LINKS}}
     notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=LINKS, metadata=about))
-    return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
+    return write_text(notebook)
 
 
 def _is_links(cell: nbformat.NotebookNode) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import nbformat
 
-from ..gym import bank
+from ..gym import bank, proofs
 from .catalogue import CAN_WAIT, NUMBER
 from .start import START, without
 
@@ -54,8 +54,6 @@ LEAST_ALT = 15  # characters: shorter says that there is a picture, not what it 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMING = ("execution", "ExecuteTime")
 
-HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
-FENCE = re.compile(r"^\s*(```|~~~)")
 IMG = re.compile(r"<img\b[^>]*>", re.I)
 SVG = re.compile(r"<svg\b[^>]*>", re.I)
 ALT = re.compile(r"""\balt\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.I)
@@ -107,7 +105,7 @@ def headings(notebook) -> Iterator[str]:
     """One `#` heading, in the first cell, and no level left out on the way down."""
     levels = []
     for position, cell in enumerate(notebook.cells):
-        for level, text in _headings(cell):
+        for level, text in proofs.headings(cell):
             if level == 1 and position > 0:
                 yield f"cell {position}: a second title, {text!r}"
             if levels and level > levels[-1] + 1:
@@ -279,17 +277,6 @@ def _authors_code(notebook) -> list[str]:
     """The sources of code cells, less what `ddpz course` writes."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.id != START]
     return [without(cell.source) for cell in code]
-
-
-def _headings(cell) -> Iterator[tuple[int, str]]:
-    if cell.cell_type != "markdown":
-        return
-    fenced = False
-    for line in cell.source.splitlines():
-        if FENCE.match(line):
-            fenced = not fenced
-        elif not fenced and (found := HEADING.match(line)):
-            yield len(found.group(1)), found.group(2)
 
 
 def _alts(html: str) -> list[str]:

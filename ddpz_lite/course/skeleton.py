@@ -15,6 +15,7 @@ from string import Template
 
 import nbformat
 
+from ..grade.notebooks import write_text
 from . import rules
 from .catalogue import KERNELSPEC
 
@@ -106,8 +107,8 @@ def files(names: Names, plan: dict) -> dict[str, str]:
     """
     room = f"ddpz_lite/tasks/lesson{names.number}"
     return {
-        f"lessons/{names.stem}.ipynb": _text(_lesson(names, plan)),
-        f"solutions/{names.stem}.ipynb": _text(_solution(names)),
+        f"lessons/{names.stem}.ipynb": write_text(_lesson(names, plan)),
+        f"solutions/{names.stem}.ipynb": write_text(_solution(names)),
         f"{room}/__init__.py": "",
         f"{room}/job.py": _filled("job.txt", names),
         f"{room}/judge.py": _filled("judge.txt", names),
@@ -173,10 +174,6 @@ def _words(source: str, ident: str, **metadata) -> nbformat.NotebookNode:
 
 def _code(source: str, ident: str, **metadata) -> nbformat.NotebookNode:
     return nbformat.v4.new_code_cell(source, id=ident, metadata=metadata)
-
-
-def _text(notebook: nbformat.NotebookNode) -> str:
-    return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
 
 
 def _filled(template: str, names: Names) -> str:

@@ -9,11 +9,13 @@ import ast
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 SETTLING = ("answers", "busts", "teaches")  # the keys of a cell's metadata, under `ddpz`
-HEADING = re.compile(r"#{1,6} +(.+?) *$")
+HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*$")
+FENCE = re.compile(r"\s*(```|~~~)")
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,23 @@ def proofs(lessons: Path) -> dict[str, list[Proof]]:
         title = notebook["metadata"].get("ddpz", {}).get("title", path.stem)
         section = title
         for cell in notebook["cells"]:
-            section = _last_heading(cell) or section
+            section = [section, *(text for _, text in headings(cell))][-1]
             said = cell["metadata"].get("ddpz", {})
             for id_ in dict.fromkeys(id_ for key in SETTLING for id_ in said.get(key, [])):
                 found[id_].append(_proof(path.name, title, section, cell))
     return {id_: sorted(cells, key=lambda p: not p.asserts) for id_, cells in found.items()}
 
 
-def _last_heading(cell: dict) -> str | None:
-    """The text of the last heading in a cell of Markdown; what is fenced is none."""
-    found, fenced = None, False
-    for line in "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else ():
-        if line.startswith("```"):
+def headings(cell: dict) -> Iterator[tuple[int, str]]:
+    """(level, text) of each heading in a cell of Markdown; what is fenced is none."""
+    if cell["cell_type"] != "markdown":
+        return
+    fenced = False
+    for line in "".join(cell["source"]).splitlines():
+        if FENCE.match(line):
             fenced = not fenced
-        elif not fenced and (heading := HEADING.match(line)):
-            found = heading[1]
-    return found
+        elif not fenced and (found := HEADING.match(line)):
+            yield len(found[1]), found[2]
 
 
 def _proof(file: str, title: str, section: str, cell: dict) -> Proof:

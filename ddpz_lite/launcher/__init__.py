@@ -27,6 +27,7 @@ from typing import Any
 
 from .. import callsite
 from . import rank as _rank
+from .crowd import cores
 from .devices import BACKENDS, device, plan
 from .failure import RankFailed
 from .forkserver import SERVER, ForkServerGone
@@ -115,7 +116,7 @@ def _orders(
         record=record,
         timeout=timeout,
         origin=0.0,
-        threads=max(1, _cores() // world_size),
+        threads=max(1, cores() // world_size),
         cells=cell_sources(),
         path=_import_path(folder),
         cwd=folder,
@@ -226,11 +227,6 @@ def _check_survivors(survivors: Any, record: bool) -> None:
         raise ValueError(
             "launch: survivors needs record=False: what is recorded is the group that launch forms"
         )
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _folder() -> str | None:

@@ -25,7 +25,7 @@ def kept_waiting(pids: Iterable[int], elapsed: float) -> float:
             used += ran
             if thread == pid:  # the one that runs the learner's function
                 longest = max(longest, queued)
-    own = min(1.0, used / (_cores() * elapsed)) if elapsed > 0 else 1.0
+    own = min(1.0, used / (cores() * elapsed)) if elapsed > 0 else 1.0
     return min(longest, elapsed) * (1.0 - own)
 
 
@@ -42,7 +42,8 @@ def _threads(pid: int) -> Iterable[tuple[int, float, float]]:
         return
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

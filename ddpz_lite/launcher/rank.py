@@ -72,7 +72,6 @@ class Rank:
     """This process as a rank; `current` is None everywhere else."""
 
     rank: int
-    world_size: int
     control: Control
     device: int | None
 
@@ -91,7 +90,7 @@ def main(sock: socket.socket, zygote: int) -> int:
     if frame is None:
         return 1
     orders: Orders = pickle.loads(frame[1])
-    current = Rank(orders.rank, orders.world_size, control, orders.devices[orders.rank])
+    current = Rank(orders.rank, control, orders.devices[orders.rank])
     _settle(orders)
     _watch(orders, zygote)
     board = _board(orders)

@@ -40,8 +40,8 @@ def accumulation(model: str, world: int, micro_batches: int) -> tuple[Any, str, 
             zip(panels, ("held, GB", "sent in a step, GB"), strict=True)
         ):
             for place, (way, amounts) in enumerate(found.items()):
-                look, size = SERIES[place], amounts[column] / 1e9
-                axes.barh(way, size, color=look.color, hatch=look.hatch, edgecolor=look.edge)
+                size = amounts[column] / 1e9
+                axes.barh(way, size, **SERIES[place].fill)
                 axes.annotate(f" {size:.3g}", (size, place), va="center", fontsize=9)
             axes.set_xlabel(title)
             axes.margins(x=0.2)

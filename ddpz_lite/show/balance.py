@@ -42,8 +42,7 @@ def balance(name: str, load: Sequence[int]) -> tuple[Any, str, Table]:
     equal = BYTES * share / unit
     fig, axes = figure(height=2.8)
     with house_style():
-        style = look("optimizer")
-        axes.bar(range(world), bars, color=style.color, hatch=style.hatch, edgecolor=style.edge)
+        axes.bar(range(world), bars, **look("optimizer").fill)
         axes.axhline(equal, color=INK, linestyle="--", linewidth=1.2)
         axes.set_xlabel("ranks, from the fullest to the emptiest (dashed: an equal share)")
         axes.set_ylabel(f"AdamW state, {unit_name}")

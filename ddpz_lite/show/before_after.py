@@ -56,11 +56,10 @@ def _draw_row(axes: Any, held: Held, rank: int, left: float, world: int) -> None
         value = numbers.get(place)
         if value is not None:
             source = int(value // 10)
-            look = SERIES[source] if source < world else IDLE
+            look = SERIES[source % len(SERIES)] if source < world else IDLE
             style["fc"] = look.color
-            ink = INK if look.edge.startswith("#1f") else "white"
             axes.text(left + place + 0.5, rank + 0.5, f"{value:02.0f}", ha="center", va="center",
-                      fontsize=8, color=ink)  # fmt: skip
+                      fontsize=8, color=look.ink)  # fmt: skip
         axes.add_patch(Rectangle((left + place, rank + 0.08), 1, 0.84, **style))
 
 
@@ -74,5 +73,4 @@ def _frame(axes: Any, name: str, world: int) -> None:
     axes.set_yticks([r + 0.5 for r in range(world)], [f"rank {r}" for r in range(world)])
     axes.set_xticks([])
     axes.tick_params(length=0, labelsize=8)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)

@@ -51,9 +51,8 @@ def bucket_sizes(
 def _step(axes: Any, transfers: Transfers, forward: float, computing: float) -> None:
     """Computing above, all-reduces below, in ms."""
     for name, begin, end in (("forward", 0.0, forward), ("backward", forward, computing)):
-        style = look(name)
-        fill = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": style.edge}
-        axes.broken_barh([(1e3 * begin, 1e3 * (end - begin))], (0.55, 0.4), label=name, **fill)
+        bar = (1e3 * begin, 1e3 * (end - begin))
+        axes.broken_barh([bar], (0.55, 0.4), label=name, **look(name).fill)
     bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in transfers]
     fill = {"facecolor": look("all_reduce").color, "edgecolor": "white"}
     axes.broken_barh(bars, (0.05, 0.4), label="all_reduce", **fill)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ddpz_lite.show.style import CARD, DPI, INK, QUIET, SERIES, WIDTH, look, need
+from ddpz_lite.show.style import CARD, DPI, INK, QUIET, SERIES, WIDTH, Look, look, need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +78,33 @@ def figure(
         return fig, fig.subplots(rows, columns, **options)
 
 
+def swatch(look: Look) -> Any:
+    """A small box in a look, for a legend of what is not drawn by one handle."""
+    from matplotlib.patches import Patch
+
+    return Patch(linewidth=0, **look.fill)
+
+
+def stacked_areas(
+    axes: Axes,
+    places: Sequence[float],
+    held: Sequence[Mapping[str, float]],
+    kinds: Sequence[str],
+    unit: float,
+) -> tuple[list[float], list[Any]]:
+    """Areas by kind, one on the other, each as high as `held` says until the next place.
+
+    Returns the height of them all at each place, in `unit`, and a handle for each kind.
+    """
+    below, handles = [0.0] * len(places), []
+    for kind in kinds:
+        above = [low + one[kind] / unit for low, one in zip(below, held, strict=True)]
+        fill = look(kind, kinds).fill
+        handles.append(axes.fill_between(places, below, above, step="post", linewidth=0, **fill))
+        below = above
+    return below, handles
+
+
 def legend_above(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """A legend in rows above the axes, where it covers no data; the title stays above it."""
     columns = min(len(labels), 5)
@@ -109,11 +136,9 @@ def stacked_bars(
     left = [0.0] * len(labels)
     handles = []
     for part in parts:
-        style = look(part, parts)
+        fill = look(part, parts).fill
         width = [value.get(part, 0) / divisor for value in values]
-        bars = axes.barh(range(len(labels)), width, left=left, height=0.66, color=style.color)
-        for bar in bars:
-            bar.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0.5)
+        bars = axes.barh(range(len(labels)), width, left=left, height=0.66, linewidth=0.5, **fill)
         handles.append(bars)
         left = [a + b for a, b in zip(left, width, strict=True)]
     behind = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpz_lite.gym import deck, interview
 from ddpz_lite.gym.session import in_words, says
 from ddpz_lite.show.live import show_live
 from ddpz_lite.show.page import in_notebook, prose, table_html
@@ -88,8 +89,6 @@ def _again(session: Session, proofs: Mapping[str, Sequence[Proof]], language: st
 def _view(
     session: Session, proofs: Mapping[str, Sequence[Proof]], language: str, report: bool
 ) -> list[Any]:
-    from ddpz_lite.gym import deck, interview  # they import nothing of ours here
-
     ipywidgets = need("ipywidgets")
     wide = {"width": "calc(100% - 8px)"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpz_lite.meter.timeline import TIMELINE_KINDS
-from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.canvas import figure, house_style, stacked_areas
 from ddpz_lite.show.page import show_figure
-from ddpz_lite.show.style import INK, bytes_unit, in_bytes, look
+from ddpz_lite.show.style import INK, bytes_unit, in_bytes
 
 Samples = Sequence[tuple[float, Mapping[str, int]]]  # (seconds, {kind: bytes}), a MemoryTimeline's
 
@@ -32,16 +32,10 @@ def memory_changes(
     most = max((one for _, one in samples), key=lambda one: sum(one.values()))
     unit, unit_name = bytes_unit(sum(most.values()))
     fig, axes = figure(height=3.4)
-    below, handles = [0.0] * len(samples), []
     with house_style():
-        for kind in drawn:
-            style = look(kind, drawn)
-            above = [b + one[kind] / unit for b, (_, one) in zip(below, samples, strict=True)]
-            area = axes.fill_between(range(len(samples)), below, above, step="post")
-            area.set(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge, linewidth=0)
-            handles.append(area)
-            below = above
-        top = max(below)
+        moments = [one for _, one in samples]
+        tops, handles = stacked_areas(axes, range(len(samples)), moments, drawn, unit)
+        top = max(tops)
         for seconds, name in marks:
             if name != "end" and seconds >= begins[0]:
                 at = sum(when < seconds for when, _ in samples)

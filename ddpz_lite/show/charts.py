@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.show.canvas import figure, house_style
@@ -48,8 +49,9 @@ def line_figure(
         raise ValueError("show.lines: give {label: (x, y)} with as many x as y, and at least one.")
     fig, axes = figure(height=2.9)
     with house_style():
-        for (label, (a, b)), look in zip(series.items(), SERIES, strict=False):
-            every = max(1, len(a) // 8)
+        looks = dict(zip(series, cycle(SERIES), strict=False))
+        for label, (a, b) in series.items():
+            look, every = looks[label], max(1, len(a) // 8)
             style = {
                 "color": look.color,
                 "marker": look.marker if marks else "",
@@ -57,10 +59,9 @@ def line_figure(
                 "drawstyle": "steps-post" if steps else "default",
             }
             axes.plot(a, b, label=label, **style)
-        colours = dict(zip(series, SERIES, strict=False))
         for label, (a, b) in (dots or {}).items():
-            own = {"label": label} if label not in colours else {}
-            look = colours.get(label)
+            own = {"label": label} if label not in looks else {}
+            look = looks.get(label)
             style = {"color": look.color if look else INK, "marker": look.marker if look else "+"}
             axes.plot(a, b, linestyle="", markersize=9, **style, **own)
         for label, height in (at or {}).items():
@@ -111,11 +112,10 @@ def bars(
     the one to compare with, and has a colour of its own.
     """
     fig, axes = figure(height=0.9 + 0.36 * len(heights))
-    least = min(value for value in heights.values() if value > 0)
     with house_style():
         for place, (label, value) in enumerate(heights.items()):
             look = SERIES[2] if first_is_right and place == 0 else SERIES[5 * first_is_right]
-            axes.barh(place, value, color=look.color, hatch=look.hatch, edgecolor=look.edge)
+            axes.barh(place, value, **look.fill)
             axes.annotate((text or {}).get(label, written(value)), (value, place), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
         axes.set_yticks(range(len(heights)), list(heights))
@@ -124,9 +124,10 @@ def bars(
         top = max(heights.values())
         if log:
             axes.set_xscale("log")
+            least = min(value for value in heights.values() if value > 0)
             axes.set_xlim(least / 3, top * 12)
         else:
-            axes.set_xlim(0, 1.17 * top)
+            axes.set_xlim(0, 1.17 * (top or 1.0))
         axes.set(xlabel=x, title=title)
     show_figure(fig, alt=alt, table=[["", x], *([label, v] for label, v in heights.items())])
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
-from ddpz_lite.show.canvas import figure, house_style, legend_above, stacked_bars
+from ddpz_lite.show.canvas import figure, house_style, legend_above, stacked_areas, stacked_bars
 from ddpz_lite.show.page import show_figure
-from ddpz_lite.show.style import CARD, INK, bytes_unit, in_bytes, look
+from ddpz_lite.show.style import CARD, INK, bytes_unit, in_bytes
 
 _Bars = Mapping[str, int] | Mapping[str, Mapping[str, int]]
 
@@ -70,21 +70,15 @@ def _areas(timeline: MemoryTimeline, title: str) -> None:
     fig, axes = figure(height=3.9)
     with house_style():
         axes.set_title(title)
-        below, handles = [0.0] * len(times), []
-        for kind in kinds:
-            style, heights = look(kind, kinds), [one[kind] / unit for _, one in samples]
-            above = [a + b for a, b in zip(below, [*heights, heights[-1]], strict=True)]
-            area = axes.fill_between(times, below, above, step="post", facecolor=style.color)
-            area.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0.0)
-            handles.append(area)
-            below = above
-        peak_at = max(range(len(samples)), key=lambda i: below[i])
+        moments = [one for _, one in samples]
+        tops, handles = stacked_areas(axes, times, [*moments, moments[-1]], kinds, unit)
+        peak_at = tops.index(max(tops))
         axes.set_xlim(0, times[-1])
-        axes.set_ylim(0, below[peak_at] * 1.22)
+        axes.set_ylim(0, tops[peak_at] * 1.22)
         axes.set_xlabel("ms since the timeline was opened")
         axes.set_ylabel(unit_name)
         legend_above(axes, handles, kinds)
-        _notes(axes, timeline, times[peak_at], below[peak_at], in_bytes(timeline.peak))
+        _notes(axes, timeline, times[peak_at], tops[peak_at], in_bytes(timeline.peak))
     show_figure(fig, alt=_areas_alt(timeline, title), table=_areas_table(timeline, kinds))
 
 

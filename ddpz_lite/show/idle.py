@@ -34,9 +34,8 @@ def idle_figure(
         for name, ranks in deals.items():
             ticks[place + (len(ranks) - 1) / 2] = f"{name}\n{share(ranks):.0%} idle"
             for worked, waited in ranks:
-                axes.barh(place, worked, color=work.color, hatch=work.hatch, edgecolor=work.edge)
-                axes.barh(place, waited, left=worked, color=wait.color, hatch=wait.hatch,
-                          edgecolor=wait.edge)  # fmt: skip
+                axes.barh(place, worked, **work.fill)
+                axes.barh(place, waited, left=worked, **wait.fill)
                 place += 1
             place += 1
         axes.set_yticks(list(ticks), list(ticks.values()))

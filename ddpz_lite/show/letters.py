@@ -103,7 +103,7 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
                 continue
             axes.add_patch(_box(place, row, letter))
             axes.text(place, row, letter.value, ha="center", va="center", weight="bold",
-                      color=INK if letter is P else "white")  # fmt: skip
+                      color=LOOKS[letter].ink)  # fmt: skip
     for before, kind, transition in changes(stage):
         row = KINDS.index(kind)
         named = transition != "slice"
@@ -123,8 +123,7 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
     axes.set_yticks(range(len(KINDS)), ["parameters", "gradients", "optimizer"])
     axes.set_xticks([])
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _box(place: float, row: float, letter: Placement) -> Any:

@@ -7,7 +7,6 @@ the lesson on meshes has it: computing and its bubble, and for each axis its byt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -15,6 +14,8 @@ from ddpz_lite.show.canvas import figure, house_style
 from ddpz_lite.show.page import Table
 from ddpz_lite.show.style import INK, SERIES, Look
 
+PARAMS, LAYERS, WIDTH = 70e9, 80, 8192
+TOKENS, BATCH = 2048, 256  # of a sample; samples of a step, each a micro-batch of its own
 NODES, PER_NODE = 8, 8
 FLOPS, NEAR, FAR, MEMORY = 400e12, 300e9, 25e9, 80e9  # of a device; of a link, per second; bytes
 LOOKS: dict[str, Look] = {
@@ -25,17 +26,6 @@ LOOKS: dict[str, Look] = {
     "data": SERIES[0],
 }
 Plan = Sequence[tuple[str, int]]  # axis and size, innermost first
-
-
-@dataclass(frozen=True)
-class Job:
-    """A model and what it trains on in a step. batch: samples, each a micro-batch of its own."""
-
-    params: float = 70e9
-    layers: int = 80
-    width: int = 8192
-    tokens: int = 2048
-    batch: int = 256
 
 
 def partners(plan: Plan, rank: int = 0) -> dict[str, list[int]]:
@@ -53,31 +43,31 @@ def is_near(ranks: Sequence[int]) -> bool:
     return len({rank // PER_NODE for rank in ranks}) == 1
 
 
-def seconds(plan: Plan, job: Job | None = None) -> dict[str, float]:
+def seconds(plan: Plan) -> dict[str, float]:
     """Seconds of a step, by what they are for: the keys of LOOKS."""
-    job, size = job or Job(), dict(plan)
+    size = dict(plan)
     d, p, t = size["data"], size["pipeline"], size["tensor"]
     link = {axis: NEAR if is_near(ranks) else FAR for axis, ranks in partners(plan).items()}
-    micros, message = job.batch // d, 2 * job.tokens * job.width  # 16 bits
-    compute = 6 * job.params * job.tokens / (p * t * FLOPS)
-    tensor = 4 * job.layers / p * 2 * (t - 1) / t * message / link["tensor"]
+    micros, message = BATCH // d, 2 * TOKENS * WIDTH  # 16 bits
+    compute = 6 * PARAMS * TOKENS / (p * t * FLOPS)
+    tensor = 4 * LAYERS / p * 2 * (t - 1) / t * message / link["tensor"]
     hop = 2 * message / link["pipeline"] if p > 1 else 0.0
     return {
         "compute": micros * compute,
         "tensor": micros * tensor,
         "pipeline": micros * hop,
         "bubble": (p - 1) * (compute + tensor + hop),
-        "data": 2 * (d - 1) / d * 2 * job.params / (p * t) / link["data"],
+        "data": 2 * (d - 1) / d * 2 * PARAMS / (p * t) / link["data"],
     }
 
 
-def held(plan: Plan, job: Job | None = None) -> float:
+def held(plan: Plan) -> float:
     """Bytes on a device: 16 for each of its parameters, and the activations that are live."""
-    job, size = job or Job(), dict(plan)
+    size = dict(plan)
     p, t = size["pipeline"], size["tensor"]
-    live = min(p, job.batch // size["data"])
-    activations = 34 * job.tokens * job.width * job.layers / p / t
-    return 16 * job.params / (p * t) + live * activations
+    live = min(p, BATCH // size["data"])
+    activations = 34 * TOKENS * WIDTH * LAYERS / p / t
+    return 16 * PARAMS / (p * t) + live * activations
 
 
 def picture(plan: Plan) -> tuple[Any, str, Table]:
@@ -90,8 +80,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
     with house_style():
         _devices(left, groups)
         for place, (name, value) in enumerate(spent.items()):
-            look = LOOKS[name]
-            right.barh(place, value, color=look.color, hatch=look.hatch, edgecolor=look.edge)
+            right.barh(place, value, **LOOKS[name].fill)
             where = "" if name not in groups or len(groups[name]) == 1 else (
                 ", near" if is_near(groups[name]) else ", far"
             )  # fmt: skip
@@ -131,8 +120,7 @@ def _devices(axes: Any, groups: dict[str, list[int]]) -> None:
     axes.set_yticks(range(NODES), [f"node {n}" for n in range(NODES)], fontsize=8)
     axes.tick_params(length=0)
     axes.set_title("rank 0 and its partners", fontsize=9.5)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def knobs() -> None:

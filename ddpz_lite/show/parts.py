@@ -36,8 +36,7 @@ def step_parts_figure(
             left = 0.0
             for name, kind in PARTS.items():
                 width = 1000 * parts.get(name, 0.0)
-                handles[name] = axes.barh(place, width, left=left, color=kind.color,
-                                          hatch=kind.hatch, edgecolor=kind.edge)  # fmt: skip
+                handles[name] = axes.barh(place, width, left=left, **kind.fill)
                 left += width
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -89,9 +89,8 @@ def _draw_bars(
                 offset += height * (name == "recv")
             seen = _visible(row[lane, name], least)
             extents = [(start / unit, max(end - start, least) / unit) for start, end in seen]
-            handles[name] = axes.broken_barh(extents, (rank + offset, height))
-            handles[name].set(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge)
-            handles[name].set(linewidth=0.3)
+            bar = axes.broken_barh(extents, (rank + offset, height), linewidth=0.3, **style.fill)
+            handles[name] = bar
     return {name: handles[name] for name in names} | {_free_name(rows): idle}
 
 

@@ -205,8 +205,7 @@ def _draw(axes: Axes, model: RingSteps, step: int, size: float) -> None:
     axes.set_xlim(-0.55, world - 0.45)
     axes.set_ylim(world - 0.45, -0.7)
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _draw_cell(axes: Axes, rank: int, chunk: int, counts: Sequence[int], size: float) -> None:
@@ -218,10 +217,8 @@ def _draw_cell(axes: Axes, rank: int, chunk: int, counts: Sequence[int], size: f
         axes.add_patch(_rectangle(left, rank - 0.36, width, 0.72, **style))
         if count:
             text = str(source) if count == 1 else f"{count}x{source}"
-            ink = INK if look.edge.startswith("#1f") else "white"
-            axes.text(
-                left + width / 2, rank, text, ha="center", va="center", fontsize=size, color=ink
-            )
+            axes.text(left + width / 2, rank, text, ha="center", va="center", fontsize=size,
+                      color=look.ink)  # fmt: skip
 
 
 def _rectangle(left: float, bottom: float, width: float, height: float, **style: Any) -> Any:

@@ -25,10 +25,8 @@ def side_by_side(
     with house_style():
         before = [0.0] * len(names)
         for kind in KINDS:
-            style = look(kind)
             widths = [one["held"][kind] / 1e6 for one in measured.values()]
-            for bar in left.barh(names, widths, left=before, color=style.color, label=kind):
-                bar.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0)
+            left.barh(names, widths, left=before, label=kind, linewidth=0, **look(kind).fill)
             before = [a + b for a, b in zip(before, widths, strict=True)]
         middle.barh(names, [one["sent"] / 1e6 for one in measured.values()], color="#6E6E6E")
         last.barh(names, [one["peak"] / 1e6 for one in measured.values()], color="#56B4E9")

@@ -36,8 +36,8 @@ def fastest_step(run: Any) -> tuple[Any, float]:
 
 
 def seconds_of(run: Any) -> float:
-    """From the first to the last thing that a run's ledger and spans tell of; 0 for nothing."""
-    told = [*run.ledger, *run.spans]
+    """From the first to the last thing that a run tells of, of those that ended; 0 for none."""
+    told = [one for one in (*run.ledger, *run.spans) if one.finished is not None]
     if not told:
         return 0.0
-    return max(r.finished for r in told if r.finished is not None) - min(r.started for r in told)
+    return max(one.finished for one in told) - min(one.started for one in told)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.placement import elements_moved
-from ddpz_lite.show.canvas import figure, house_style, legend_above
+from ddpz_lite.show.canvas import figure, house_style, legend_above, swatch
 from ddpz_lite.show.knobs import explore, options
 from ddpz_lite.show.page import show_figure
-from ddpz_lite.show.style import INK, SERIES, Look, in_bytes, in_seconds, need
+from ddpz_lite.show.style import INK, SERIES, Look, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +54,7 @@ FOR_STATE = 0.75  # of a device; the rest is for activations and what a step nee
 PRECISIONS = {"bf16": ((2, 2, 12), 2, 300e12), "fp32": ((4, 4, 8), 4, 75e12)}
 STAGES = {"DDP": 0, "ZeRO-1": 1, "ZeRO-3": 3}  # over all ranks
 NAMES = ("DDP", "ZeRO-1", "hybrid", "ZeRO-1 outside", "ZeRO-3")
+IN_NODES = ("hybrid", "ZeRO-1 outside")  # the model is shared out inside of each node
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Setting:
     link: tuple[float, float]
     precision: str = "bf16"
     tokens: int = 8192
+
+    @property
+    def names(self) -> list[str]:
+        """The strategies to choose from. With one node, sharing inside of it is ZeRO-3."""
+        return [name for name in NAMES if self.nodes > 1 or name not in IN_NODES]
 
 
 def held(setting: Setting, name: str) -> float:
@@ -96,7 +102,7 @@ def spent(setting: Setting, name: str) -> dict[str, float]:
     _, size, speed = PRECISIONS[setting.precision]
     nodes, psi = setting.nodes, setting.params
     bandwidth, latency = setting.link
-    world, shared = nodes * PER_NODE, name in ("hybrid", "ZeRO-1 outside")
+    world, shared = nodes * PER_NODE, name in IN_NODES
     near = far = 0.0
     if shared or nodes == 1:
         near = elements_moved(psi, PER_NODE, 3 if shared else STAGES[name]) * size / INSIDE
@@ -121,9 +127,9 @@ def fits(setting: Setting, name: str) -> bool:
 def chosen(setting: Setting) -> tuple[str | None, str]:
     """The fastest strategy that fits, the simplest of equals; and why, in words.
 
-    None if nothing fits. With one node hybrid sharding is ZeRO-3.
+    None if nothing fits.
     """
-    names = [n for n in NAMES if setting.nodes > 1 or n not in ("hybrid", "ZeRO-1 outside")]
+    names = setting.names
     fitting = [name for name in names if fits(setting, name)]
     if not fitting:
         least = held(setting, "ZeRO-3")
@@ -152,7 +158,7 @@ def chosen(setting: Setting) -> tuple[str | None, str]:
 def draw(setting: Setting) -> tuple[Figure, str, Table]:
     """A pair of bars for each strategy: computing, and messages; and the choice in words."""
     best, words = chosen(setting)
-    names = [n for n in NAMES if setting.nodes > 1 or n not in ("hybrid", "ZeRO-1 outside")]
+    names = setting.names
     fig, axes = figure(height=2.2 + 0.55 * len(names))
     rows: Table = [["strategy", "held, bytes", "fits", "computing, s", "near, s", "far, s"]]
     with house_style():
@@ -163,11 +169,9 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
             left = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
                 if parts[kind]:
-                    axes.barh(place + 0.2, parts[kind], 0.34, left=left, color=look.color,
-                              hatch=look.hatch, edgecolor=look.edge, linewidth=0)  # fmt: skip
+                    axes.barh(place + 0.2, parts[kind], 0.34, left=left, linewidth=0, **look.fill)
                 left += parts[kind]
-            axes.barh(place - 0.2, parts["computing"], 0.34, color=COMPUTE.color,
-                      hatch=COMPUTE.hatch, edgecolor=COMPUTE.edge, linewidth=0)  # fmt: skip
+            axes.barh(place - 0.2, parts["computing"], 0.34, linewidth=0, **COMPUTE.fill)
             size = in_bytes(held(setting, name))
             says = f"{size}{'' if room else ', does not fit'}{', chosen' if name == best else ''}"
             end = max(left, parts["computing"])
@@ -187,12 +191,7 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
 
 
 def _legend(axes: Axes, looks: Mapping[str, Look]) -> None:
-    patch = need("matplotlib.patches").Patch
-    styles = [
-        {"facecolor": look.color, "hatch": look.hatch, "edgecolor": look.edge, "linewidth": 0}
-        for look in looks.values()
-    ]
-    legend_above(axes, [patch(**style) for style in styles], list(looks))
+    legend_above(axes, [swatch(look) for look in looks.values()], list(looks))
 
 
 def chooser() -> None:
@@ -224,9 +223,7 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
         for place, (name, one) in enumerate(table.items()):
             before = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
-                left.barh(place, one[kind] / 1e6, left=before, color=look.color, hatch=look.hatch,
-                          edgecolor=look.edge, linewidth=0,
-                          )  # fmt: skip
+                left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.fill)
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
             wanted = one["near"] / network.bandwidth + one["far"] / network.inter_bandwidth

@@ -32,6 +32,16 @@ class Look:
         red, green, blue = (int(self.color[i : i + 2], 16) for i in (1, 3, 5))
         return "#1f232880" if 0.3 * red + 0.59 * green + 0.11 * blue > 150 else "#ffffffb0"
 
+    @property
+    def ink(self) -> str:
+        """Colour of text on it."""
+        return INK if self.edge.startswith(INK) else "white"
+
+    @property
+    def fill(self) -> dict[str, str]:
+        """What matplotlib's bars, areas and patches take to be filled so."""
+        return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": self.edge}
+
 
 SERIES = (
     Look("#0072B2", "", "o"),  # blue

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpz_lite.show.canvas import figure, house_style
+from ddpz_lite.show.canvas import figure, house_style, swatch
 from ddpz_lite.show.page import Table
 from ddpz_lite.show.style import INK, SERIES, Look, bytes_unit, in_bytes, look
 
@@ -214,30 +214,20 @@ def picture(
 
 def _draw_units(axes: Any, moments: list[Moment], at: int) -> None:
     names = list(moments[0].states)
-    handles = {}
     for x, moment in enumerate(moments):
+        shade = {"linewidth": 0, "alpha": 1.0 if x <= at else FAINT}
         for y, name in enumerate(names):
-            state = moment.states[name]
-            style = STATES[state]
-            bar = axes.barh(y, 0.96, left=x - 0.48, height=0.8, color=style.color)[0]
-            bar.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0.0)
-            bar.set_alpha(1.0 if x <= at else FAINT)
-            if x <= at or state not in handles:
-                handles[state] = bar
+            fill = STATES[moment.states[name]].fill
+            axes.barh(y, 0.96, left=x - 0.48, height=0.8, **fill, **shade)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="both", length=0)
-    order = [state for state in STATES if state in handles]
-    solid = [_swatch(STATES[state]) for state in order]
+    drawn = {state for moment in moments for state in moment.states.values()}
+    order = [state for state in STATES if state in drawn]
+    solid = [swatch(STATES[state]) for state in order]
     axes.legend(
         solid, order, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=6, handlelength=1.4
     )
-
-
-def _swatch(style: Look) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(facecolor=style.color, hatch=style.hatch, edgecolor=style.edge, linewidth=0.0)
 
 
 def _draw_memory(axes: Any, amounts: list[dict[str, float]], at: int) -> tuple[float, str]:
@@ -246,9 +236,9 @@ def _draw_memory(axes: Any, amounts: list[dict[str, float]], at: int) -> tuple[f
     below = [0.0] * len(amounts)
     for kind, style in KINDS.items():
         heights = [one[kind] / unit[0] for one in amounts]
-        bars = axes.bar(range(len(amounts)), heights, bottom=below, width=0.96, color=style.color)
+        places = range(len(amounts))
+        bars = axes.bar(places, heights, bottom=below, width=0.96, linewidth=0, **style.fill)
         for x, bar in enumerate(bars):
-            bar.set(hatch=style.hatch, edgecolor=style.edge, linewidth=0.0)
             bar.set_alpha(1.0 if x <= at else FAINT)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     right = at > len(amounts) / 2
@@ -263,7 +253,7 @@ def _draw_memory(axes: Any, amounts: list[dict[str, float]], at: int) -> tuple[f
     axes.set_ylabel(f"{unit[1]} on one rank")
     axes.set_xlabel("moment of the step")
     axes.legend(
-        [_swatch(style) for style in KINDS.values()],
+        [swatch(style) for style in KINDS.values()],
         list(KINDS),
         loc="upper center",
         bbox_to_anchor=(0.5, -0.24),

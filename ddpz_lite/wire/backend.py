@@ -15,7 +15,6 @@ table. `detach` puts the function back.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,18 +42,13 @@ _asked = ""  # the real backend of the group that is being made
 
 
 def attach(
-    board: Board,
-    *,
-    backend: str,
-    network: Network | None = None,
-    origin: float = 0.0,
-    cells: Mapping[str, str] | None = None,
+    board: Board, *, backend: str, network: Network | None = None, origin: float = 0.0
 ) -> None:
     """Put this rank on the wire; then call `dist.init_process_group("wire", ...)`.
 
     backend: what runs inside, "gloo", "nccl" or "cpu:gloo,cuda:nccl". origin: time.monotonic() at
-    the start of the job. cells: see `callsite.set_cells`. Raises ValueError for a backend that the
-    wire does not know or a board that is nobody's, RuntimeError if it is attached already.
+    the start of the job. Raises ValueError for a backend that the wire does not know or a board
+    that is nobody's, RuntimeError if it is attached already.
     """
     global _tap
     if _tap is not None:
@@ -62,8 +56,6 @@ def attach(
     if board.rank is None:
         raise ValueError("wire.attach needs the board of a rank: Board.open(path, rank)")
     _devices(backend)  # raises for what it does not know
-    if cells is not None:
-        callsite.set_cells(cells)
     _tap = Tap(board, backend, network, origin)
     ledger.current = _tap.ledger
     if network is not None:

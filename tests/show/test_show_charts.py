@@ -63,6 +63,14 @@ def test_fewer_than_two_powers_of_ten_along_x_have_plain_labels():
     assert {"5", "10", "20", "50", "100"} <= set(labels)
 
 
+def test_each_of_many_lines_is_drawn():
+    many = {str(i): ([1, 2], [i, i + 1]) for i in range(10)}  # there are eight looks
+    fig, _, table = charts.line_figure(many, x="x", y="y", alt="rises", dots={"9": ([1], [9])})
+    (axes,) = fig.axes
+    assert [line.get_label() for line in axes.lines][:10] == list(many) and len(table) == 22
+    assert axes.lines[10].get_color() == axes.lines[9].get_color()
+
+
 def test_a_line_may_keep_its_height_until_the_next_point():
     for steps, style in ((True, "steps-post"), (False, "default")):
         fig, _, _ = charts.line_figure(SERIES, x="x", y="y", alt="rises", steps=steps)
@@ -101,6 +109,13 @@ def test_bars_end_in_their_values(drawn):
     assert table[1:] == [["right", 1e-7], ["sum", 3.0]]
 
 
+@pytest.mark.filterwarnings("error")
+def test_bars_may_all_be_nothing(drawn):
+    show.bars({"sent": 0, "received": 0}, x="bytes", alt="No bar.")
+    ((fig, _, _),) = drawn
+    assert [text.get_text() for text in fig.axes[0].texts] == ["0", "0"]
+
+
 def test_idle_time_of_each_deal_and_rank():
     fig, alt, table = show.idle_figure({"stride": [(1.0, 0.5), (1.5, 0)], "counter": [(2.0, 0)]})
     (axes,) = fig.axes
@@ -131,6 +146,12 @@ def test_collectives_before_and_after(drawn):
     ]
     with pytest.raises(ValueError, match="nothing to draw"):
         show.collectives([])
+
+
+def test_collectives_of_more_ranks_than_there_are_looks(drawn):
+    show.collectives([{"broadcast": ([10 * r], [0])} for r in range(9)])
+    ((_, _, table),) = drawn
+    assert table[9] == ["broadcast", 8, "80", "00"]
 
 
 # ---- the letters of a step

@@ -72,7 +72,7 @@ def main(sock: socket.socket) -> None:
     _settle(orders)
     line = group.Line(frames)
     line.start()
-    launched.current = launched.Rank(orders["rank"], orders["world"], _Mute(), None)
+    launched.current = launched.Rank(orders["rank"], _Mute(), None)
     ledger.current = Spans(frames)
     try:
         body = _work(orders, bytes(inputs), line)

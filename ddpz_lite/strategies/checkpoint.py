@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from .agreement import together
 from .checkpoint_files import check_extra, pack, restore_rng, rng_state, write
@@ -259,12 +259,18 @@ def _empty_state(
         if meta.size:
             if dtype.is_floating_point and here.key.is_floating_point():
                 dtype = here.key.dtype
-            room = torch.zeros(here.key.shape, dtype=dtype, device=here.key.device)
+            shape = here.key.shape if _is_cut(meta, here) else meta.size
+            room = torch.zeros(shape, dtype=dtype, device=here.key.device)
         else:  # a step counter
             device = here.key.device if on_device.get(id(here.key)) else "cpu"
             room = torch.zeros((), dtype=dtype, device=device)
         states[name][key] = room
     return states
+
+
+def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
+    """Whether it was saved in parts, laid flat. Adafactor's means of rows and columns were not."""
+    return meta.size == here.part.size()
 
 
 def _load_tensors(
@@ -285,8 +291,10 @@ def _load_tensors(
     for name, state in states.items():
         for key, value in state.items():
             full_key = f"optimizer/{name}/{key}"
-            is_cut = bool(metadata[full_key].size)
-            tensors[full_key] = held[name].part.like(value) if is_cut else value
+            here = held[name]
+            tensors[full_key] = (
+                here.part.like(value) if _is_cut(metadata[full_key], here) else value
+            )
     planner = _LoadPlanner(flatten_state_dict=False)
     _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
     return states
@@ -341,4 +349,5 @@ def _restore_options(
                 "parameters of one group had different options when the checkpoint was saved. "
                 "Cure: build the optimizer with the same groups."
             )
-        group.update(options[0] or {})
+        if any(options):  # else a group without parameters, or one that was not saved
+            group.update(options[0])

@@ -238,6 +238,39 @@ def test_scalar_parameters(tmp_path):
         assert found == [True] * 6
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_state_in_another_shape_than_its_parameter(tmp_path, sharded):
+    """Adafactor keeps a mean for each row and each column of a matrix."""
+
+    def adafactor() -> tuple[nn.Module, torch.optim.Optimizer]:
+        if sharded:
+            return parallelize(gpt(), torch.optim.Adafactor, 0, lr=0.1)
+        model = gpt()
+        return model, torch.optim.Adafactor(model.parameters(), lr=0.1)
+
+    model, optimizer = adafactor()
+    model(torch.zeros(1, 6, dtype=torch.int)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, model, optimizer)
+    other, second = adafactor()
+    load_checkpoint(tmp_path, other, second)
+    before, after = (o.state_dict()["state"] for o in (optimizer, second))
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_group_may_have_no_parameters(tmp_path, stage):
+    def with_none(module: nn.Module) -> list[dict]:
+        return [{"params": list(module.parameters()), "lr": 0.1}, {"params": [], "lr": 0.2}]
+
+    model, optimizer = parallelize(gpt(), torch.optim.AdamW, stage, param_groups=with_none)
+    save_checkpoint(tmp_path, model, optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.3
+    load_checkpoint(tmp_path, model, optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+
+
 @pytest.fixture
 def saved(tmp_path) -> Path:
     model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1, momentum=0.9)

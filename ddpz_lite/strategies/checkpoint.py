@@ -212,6 +212,12 @@ def _tensors(
                     "and saved"
                 )
             is_cut = value.shape == here.key.shape and key != "step"  # else the same on every rank
+            if not is_cut and value.numel() > 1 and here.part.tensor.numel() < here.part.total:
+                raise TypeError(
+                    f"the optimizer keeps {key} of shape {list(value.shape)} for a part of {name}, "
+                    "and such parts cannot be put together. Cure: an optimizer that works element "
+                    "by element."
+                )
             tensors[f"optimizer/{name}/{key}"] = here.part.like(value) if is_cut else value
     return tensors
 
@@ -291,10 +297,8 @@ def _load_tensors(
     for name, state in states.items():
         for key, value in state.items():
             full_key = f"optimizer/{name}/{key}"
-            here = held[name]
-            tensors[full_key] = (
-                here.part.like(value) if _is_cut(metadata[full_key], here) else value
-            )
+            is_cut = _is_cut(metadata[full_key], held[name])
+            tensors[full_key] = held[name].part.like(value) if is_cut else value
     planner = _LoadPlanner(flatten_state_dict=False)
     _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
     return states

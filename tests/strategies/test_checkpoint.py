@@ -13,6 +13,7 @@ import torch.distributed as dist
 from core_jobs import CASES, Recipe, build, gpt, groups, loop, rank_losses
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
 from ddpz_lite.data import RankSampler
@@ -256,6 +257,20 @@ def test_state_in_another_shape_than_its_parameter(tmp_path, sharded):
     load_checkpoint(tmp_path, other, second)
     before, after = (o.state_dict()["state"] for o in (optimizer, second))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def means_of_a_part(path: str) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    cut = dz.tensor_parallel(gpt(), mesh["tensor"])
+    model, optimizer = parallelize(cut, torch.optim.Adafactor, 0, mesh=mesh, lr=0.1)
+    model(torch.zeros(1, 6, dtype=torch.int)).sum().backward()
+    optimizer.step()
+    with pytest.raises(TypeError, match=r"keeps row_var of shape .* for a part of blocks.0"):
+        save_checkpoint(path, model, optimizer)
+
+
+def test_state_that_each_rank_has_of_its_own_part_is_refused(tmp_path):
+    dz.launch(means_of_a_part, 2, args=(str(tmp_path),), record=False)
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -399,6 +399,13 @@ def test_buffers_of_another_model_are_named(tmp_path):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), norm(4)))
 
 
+def test_the_newest_checkpoint_has_the_highest_step_however_many_digits(tmp_path):
+    for name in ("step-99999999", "step-100000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "CURRENT").touch()
+    assert [folder.name for folder in complete(tmp_path)] == ["step-100000000", "step-99999999"]
+
+
 def test_a_run_resumed_before_damaged_saves_keeps_its_own(tmp_path):
     model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1)
     text = SimpleNamespace(tokens=torch.zeros(1, dtype=torch.uint8))

@@ -317,7 +317,7 @@ def _restore(
             optimizer.state[key] = state
     _restore_options(model, optimizer, saved["groups"])
     if saved["loss_scale"] and (loss_scale := _loss_scale(optimizer)) is not None:
-        vars(loss_scale).update(asdict(LossScale(**saved["loss_scale"])))
+        vars(loss_scale).update(saved["loss_scale"])
 
 
 def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:

@@ -137,14 +137,12 @@ class Bar:
     end: float
 
 
-def play(
-    schedule: Schedule, forward: float | Sequence[float] = 1.0, backward: float | None = None
-) -> list[Bar]:
+def play(schedule: Schedule, forward: float | Sequence[float] = 1.0) -> list[Bar]:
     """The actions with their times, if messages take none.
 
     An action starts when its stage is free and what it needs is there. forward: the time of a
-    stage's forward, one for all stages or one each, in any unit; backward: twice that by default. A
-    chunk takes its share of them. Raises ValueError for a schedule that cannot run: an action is
+    stage's forward, one for all stages or one each, in any unit; its backward takes twice that, and
+    a chunk its share of both. Raises ValueError for a schedule that cannot run: an action is
     missing, stages take micro-batches in different orders, or all wait for ever.
     """
     check(schedule)
@@ -170,8 +168,7 @@ def play(
                 if not needed <= ended.keys():
                     break
                 start = max(free[stage], *(ended[need] for need in needed), 0.0)
-                back = 2 * seconds[stage] if backward is None else backward
-                end = start + (seconds[stage] if kind == "F" else back) / chunks
+                end = start + seconds[stage] * (1 if kind == "F" else 2) / chunks
                 free[stage] = ended[kind, micro, place] = end
                 bars.append(Bar(stage, kind, micro, chunk, start, end))
                 order.pop(0)

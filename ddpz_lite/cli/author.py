@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from argparse import Namespace
 
 from ddpz_lite.cli.shared import UserError, folder
 from ddpz_lite.course import authoring
+from ddpz_lite.grade import mutants
 
 
 def run(options: Namespace) -> int:
@@ -23,14 +23,5 @@ def run(options: Namespace) -> int:
     count = f"{len(faults)} {'thing' if len(faults) == 1 else 'things'} to do"
     print(count if faults else "nothing is missing")
     if options.mutants:
-        print(mutants(options.lesson))
+        print(mutants.report(options.lesson))
     return 1 if faults else 0
-
-
-def mutants(lesson: str) -> str:
-    """Which mutants of the lesson's solutions survive, or a line where that cannot be told."""
-    try:
-        module = importlib.import_module("ddpz_lite.grade.mutants")
-    except ModuleNotFoundError:
-        return "mutants: this version of the course cannot make them yet (ddpz_lite.grade.mutants)"
-    return str(module.report(lesson))

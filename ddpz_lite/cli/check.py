@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
 from ddpz_lite import attended
-from ddpz_lite.cli.kernel import AsyncManager
-from ddpz_lite.cli.lessons import ANSI
+from ddpz_lite.cli.lessons import ANSI, client_of
 from ddpz_lite.cli.shared import UserError, exercises, shown
 from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.task import Task, lessons, tasks
@@ -104,19 +101,8 @@ def _execute(notebook: nbformat.NotebookNode, path: Path, timeout: float) -> str
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        iopub_timeout=60,
-        interrupt_on_timeout=True,  # and go on: the other tasks count
-        kernel_name="python3",
-        kernel_manager_class=AsyncManager,
-        allow_errors=True,
-        record_timing=False,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    on = {"interrupt_on_timeout": True, "allow_errors": True}  # go on: the other tasks count
+    client = client_of(notebook, path, timeout, **on)
     with tqdm(total=len(notebook.cells), unit="cell", leave=False, disable=None) as bar:
         client.on_cell_complete = lambda **_: bar.update()
         try:

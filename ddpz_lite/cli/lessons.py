@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -83,17 +84,7 @@ def execute(
 ) -> Outcome:
     """Run one notebook in a fresh kernel of this Python, in the notebook's own folder."""
     notebook = nbformat.read(path, as_version=4)
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # our kernel, not one of the same name elsewhere
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        iopub_timeout=60,  # what arrives later is dropped, without a word
-        kernel_name="python3",
-        kernel_manager_class=AsyncManager,
-        record_timing=False,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own local port
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    client = client_of(notebook, path, timeout)
     if after_cell:
         client.on_cell_executed = lambda **_: after_cell()
     started = time.monotonic()
@@ -108,6 +99,24 @@ def execute(
     if write and error is None:
         nbformat.write(scrub(notebook), path)
     return Outcome(path.stem, len(_code_cells(notebook)), seconds, error)
+
+
+def client_of(
+    notebook: nbformat.NotebookNode, path: Path, timeout: float, **more: Any
+) -> NotebookClient:
+    """What executes a notebook read from `path`; `timeout` is seconds for each cell."""
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # our kernel, not one of the same name elsewhere
+    return NotebookClient(
+        notebook,
+        timeout=timeout,
+        iopub_timeout=60,  # what arrives later is dropped, without a word
+        kernel_name="python3",
+        kernel_manager_class=AsyncManager,
+        record_timing=False,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own local port
+        resources={"metadata": {"path": str(path.parent)}},
+        **more,
+    )
 
 
 def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

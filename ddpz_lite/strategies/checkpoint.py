@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from .agreement import together
 from .checkpoint_files import check_extra, pack, restore_rng, rng_state, write
@@ -212,6 +212,12 @@ def _tensors(
                     "and saved"
                 )
             is_cut = value.shape == here.key.shape and key != "step"  # else the same on every rank
+            if not is_cut and value.numel() > 1 and here.part.tensor.numel() < here.part.total:
+                raise TypeError(
+                    f"the optimizer keeps {key} of shape {list(value.shape)} for a part of {name}, "
+                    "and such parts cannot be put together. Cure: an optimizer that works element "
+                    "by element."
+                )
             tensors[f"optimizer/{name}/{key}"] = here.part.like(value) if is_cut else value
     return tensors
 
@@ -259,12 +265,18 @@ def _empty_state(
         if meta.size:
             if dtype.is_floating_point and here.key.is_floating_point():
                 dtype = here.key.dtype
-            room = torch.zeros(here.key.shape, dtype=dtype, device=here.key.device)
+            shape = here.key.shape if _is_cut(meta, here) else meta.size
+            room = torch.zeros(shape, dtype=dtype, device=here.key.device)
         else:  # a step counter
             device = here.key.device if on_device.get(id(here.key)) else "cpu"
             room = torch.zeros((), dtype=dtype, device=device)
         states[name][key] = room
     return states
+
+
+def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
+    """Whether it was saved in parts, laid flat. Adafactor's means of rows and columns were not."""
+    return meta.size == here.part.size()
 
 
 def _load_tensors(
@@ -285,7 +297,7 @@ def _load_tensors(
     for name, state in states.items():
         for key, value in state.items():
             full_key = f"optimizer/{name}/{key}"
-            is_cut = bool(metadata[full_key].size)
+            is_cut = _is_cut(metadata[full_key], held[name])
             tensors[full_key] = held[name].part.like(value) if is_cut else value
     planner = _LoadPlanner(flatten_state_dict=False)
     _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
@@ -305,7 +317,7 @@ def _restore(
             optimizer.state[key] = state
     _restore_options(model, optimizer, saved["groups"])
     if saved["loss_scale"] and (loss_scale := _loss_scale(optimizer)) is not None:
-        vars(loss_scale).update(asdict(LossScale(**saved["loss_scale"])))
+        vars(loss_scale).update(saved["loss_scale"])
 
 
 def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
@@ -341,4 +353,5 @@ def _restore_options(
                 "parameters of one group had different options when the checkpoint was saved. "
                 "Cure: build the optimizer with the same groups."
             )
-        group.update(options[0] or {})
+        if any(options):  # else a group without parameters, or one that was not saved
+            group.update(options[0])

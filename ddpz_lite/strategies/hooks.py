@@ -29,10 +29,9 @@ from torch.nn.functional import pad
 
 from .comm import Comm, Handle
 from .flat import Layout
+from .precision import HALF
 from .quantised import BLOCK, dequantise, quantise
 from .reducer import CommHook
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

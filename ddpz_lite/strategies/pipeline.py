@@ -290,7 +290,7 @@ class Pipeline(nn.Module):
         is_new = kind_of_input != self._known
         if is_new and not self.is_first:
             self._hear_shape(like.device)
-        self._pass_on(None, 0, actions[0], len(like))
+        self._pass_on(None, 0, actions[0], len(inputs[actions[0][1]]))
         for (kind, i), following in zip(actions, [*actions[1:], None], strict=True):
             with span(f"{kind}{i}"):
                 if kind == "F":

@@ -115,8 +115,9 @@ class ColumnLinear(_CutLinear):
 class RowLinear(_CutLinear):
     """A linear layer of which each rank has some inputs: (..., in / t) to the whole (..., out).
 
-    Arguments as for `ColumnLinear`. The bias is whole on every rank and is added after the sum:
-    each rank that added it before would add it once more.
+    `linear` and `group` as for `ColumnLinear`; ValueError if the ranks do not divide the inputs.
+    The bias is whole on every rank and is added after the sum: each rank that added it before would
+    add it once more.
     """
 
     dim = 1

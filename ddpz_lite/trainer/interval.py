@@ -18,8 +18,3 @@ def best_interval(cost: float, between: float) -> float:
     whole run: those of one machine, divided by the number of machines.
     """
     return math.sqrt(2 * cost * between)
-
-
-def lost_share(interval: float, cost: float, between: float) -> float:
-    """The share of time, from 0 up, that saves and repeated work take; restarts come on top."""
-    return cost / interval + interval / (2 * between)

@@ -36,7 +36,8 @@ class TrainingError(RuntimeError):
 
 def complete(folder: str | Path) -> list[Path]:
     """The complete checkpoints in a folder, newest first."""
-    return sorted((mark.parent for mark in Path(folder).glob("step-[0-9]*/CURRENT")), reverse=True)
+    found = (mark.parent for mark in Path(folder).glob("step-[0-9]*/CURRENT"))
+    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 @dataclass

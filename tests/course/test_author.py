@@ -258,15 +258,12 @@ def test_answers_that_lack_something():
 # ---- mutants ----
 
 
-def test_mutants_are_reported_by_their_own_room(monkeypatch):
-    room = SimpleNamespace(report=lambda lesson: f"12 of 13 mutants of {lesson} died")
-    monkeypatch.setitem(sys.modules, "ddpz_lite.grade.mutants", room)
-    assert author.mutants("03") == "12 of 13 mutants of 03 died"
-
-
-def test_without_that_room_it_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ddpz_lite.grade.mutants", None)
-    assert "cannot make them yet" in author.mutants("03")
+def test_mutants_are_reported_by_their_own_room(monkeypatch, capsys):
+    report = "12 of 13 mutants of {} died".format
+    monkeypatch.setattr(author.mutants, "report", report)
+    monkeypatch.setattr(authoring, "faults", lambda root, lesson: ([], []))
+    author.run(SimpleNamespace(lesson="03", mutants=True))
+    assert capsys.readouterr().out.endswith("12 of 13 mutants of 03 died\n")
 
 
 def test_the_course_is_looked_for_here_and_then_in_the_checkout(tmp_path, monkeypatch):

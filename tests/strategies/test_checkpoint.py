@@ -13,6 +13,7 @@ import torch.distributed as dist
 from core_jobs import CASES, Recipe, build, gpt, groups, loop, rank_losses
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
 from ddpz_lite.data import RankSampler
@@ -238,6 +239,53 @@ def test_scalar_parameters(tmp_path):
         assert found == [True] * 6
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_state_in_another_shape_than_its_parameter(tmp_path, sharded):
+    """Adafactor keeps a mean for each row and each column of a matrix."""
+
+    def adafactor() -> tuple[nn.Module, torch.optim.Optimizer]:
+        if sharded:
+            return parallelize(gpt(), torch.optim.Adafactor, 0, lr=0.1)
+        model = gpt()
+        return model, torch.optim.Adafactor(model.parameters(), lr=0.1)
+
+    model, optimizer = adafactor()
+    model(torch.zeros(1, 6, dtype=torch.int)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, model, optimizer)
+    other, second = adafactor()
+    load_checkpoint(tmp_path, other, second)
+    before, after = (o.state_dict()["state"] for o in (optimizer, second))
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def means_of_a_part(path: str) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    cut = dz.tensor_parallel(gpt(), mesh["tensor"])
+    model, optimizer = parallelize(cut, torch.optim.Adafactor, 0, mesh=mesh, lr=0.1)
+    model(torch.zeros(1, 6, dtype=torch.int)).sum().backward()
+    optimizer.step()
+    with pytest.raises(TypeError, match=r"keeps row_var of shape .* for a part of blocks.0"):
+        save_checkpoint(path, model, optimizer)
+
+
+def test_state_that_each_rank_has_of_its_own_part_is_refused(tmp_path):
+    dz.launch(means_of_a_part, 2, args=(str(tmp_path),), record=False)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_group_may_have_no_parameters(tmp_path, stage):
+    def with_none(module: nn.Module) -> list[dict]:
+        return [{"params": list(module.parameters()), "lr": 0.1}, {"params": [], "lr": 0.2}]
+
+    model, optimizer = parallelize(gpt(), torch.optim.AdamW, stage, param_groups=with_none)
+    save_checkpoint(tmp_path, model, optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.3
+    load_checkpoint(tmp_path, model, optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+
+
 @pytest.fixture
 def saved(tmp_path) -> Path:
     model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1, momentum=0.9)
@@ -349,6 +397,13 @@ def test_buffers_of_another_model_are_named(tmp_path):
     save_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), norm(3)))
     with pytest.raises(ValueError, match=r"buffer/1.running_mean has shape \[3\] there and \[4\]"):
         load_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), norm(4)))
+
+
+def test_the_newest_checkpoint_has_the_highest_step_however_many_digits(tmp_path):
+    for name in ("step-99999999", "step-100000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "CURRENT").touch()
+    assert [folder.name for folder in complete(tmp_path)] == ["step-100000000", "step-99999999"]
 
 
 def test_a_run_resumed_before_damaged_saves_keeps_its_own(tmp_path):

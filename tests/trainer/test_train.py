@@ -31,7 +31,7 @@ from ddpz_lite.strategies import checkpoint
 from ddpz_lite.strategies.checkpoint_background import Saving
 from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.interval import best_interval, lost_share
+from ddpz_lite.trainer.interval import best_interval
 from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
 from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
 from ddpz_lite.trainer.saving import TrainingError
@@ -537,7 +537,6 @@ def test_a_run_that_ends_early_has_a_shorter_profile_or_none(tmp_path, text):
 def test_auto_saves_by_young_from_what_a_save_takes(tmp_path, text, monkeypatch):
     """A step takes one second here and a save two; a failure comes every quarter of an hour."""
     assert best_interval(60.0, 54 * 24 * 3600 / 466) == pytest.approx(18.3 * 60, rel=0.01)
-    assert lost_share(1096, 60, 10012) == pytest.approx(0.1095, rel=0.01)
     recipe = tiny(text, checkpoint=str(tmp_path), save_every="auto", failure_hours=0.25)
     words = corpus(text)
     gpt, optimizer = shard(recipe, build(recipe, words))

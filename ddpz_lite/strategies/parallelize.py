@@ -28,7 +28,7 @@ from .ddp import DDP
 from .gradient import own_grad
 from .optim import ShardedOptimizer
 from .pipeline import Pipeline, check_axes
-from .precision import LossScale, cast_ends, keeps_dtype
+from .precision import HALF, LossScale, cast_ends, keeps_dtype
 from .replica import Replica, check_hooks
 from .units import Units
 from .zero1 import ZeRO1
@@ -209,7 +209,7 @@ def _cast(
     module: nn.Module, dtype: torch.dtype | None, loss_scale: LossScale | None
 ) -> LossScale | None:
     """Cast the ends of the module; returns the loss scale, which fp16 has and nothing else."""
-    if dtype not in (None, torch.bfloat16, torch.float16):
+    if dtype not in (None, *HALF):
         raise ValueError(
             f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
         )

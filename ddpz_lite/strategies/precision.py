@@ -24,6 +24,8 @@ from torch.distributed.utils import _apply_to_tensors
 
 from .comm import Comm
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 @dataclass
 class LossScale:

@@ -172,6 +172,7 @@ class Flat:
         self._missed = False  # whether a gradient that `partial` should hold was missing here
         self.collected: set[int] = set()
         self._whole = [p._version for p in self.params]
+        self._published = self.shard._version
         self._gather: Handle | None = None
         self._reduce: tuple[Handle, bool] | None = None
 
@@ -199,7 +200,9 @@ class Flat:
         self.second = None
         if self._separate:
             self.comm.across.shard(self.held).copy_(self.shard, non_blocking=True)
-        return self.comm.across.all_gather(self.held)
+        works = self.comm.across.all_gather(self.held)
+        self._published = self.shard._version
+        return works
 
     def gather(self) -> None:
         """Start to make `full` whole from what each rank holds; allocates it if it was freed."""
@@ -217,6 +220,13 @@ class Flat:
 
     def _check(self) -> None:
         """Raise RuntimeError if the optimizer or the model would no longer see its parameters."""
+        if self.comm.across.world > 1 and not self.resident:
+            if self.shard._version != self._published:
+                raise RuntimeError(
+                    "a shard was changed outside of a step, but ranks that compute with the same "
+                    "parameters each hold a part of it (ZeRO-1 outside), and the others have not "
+                    "heard. Cure: optimizer.publish() after the change, on every rank."
+                )
         for tensors, whole in ((self.params, self.full), (self.pieces, self.shard)):
             at = whole.untyped_storage()._cdata
             if any(tensor.untyped_storage()._cdata != at for tensor in tensors):

@@ -267,6 +267,13 @@ def gradients() -> dict[str, object]:
     out["written"] = dz.full_state_dict(model)["norm.bias"].tolist() == [3.0] * 10
     with model.summon() as whole:
         out["seen by all"] = whole.norm.bias.tolist() == [3.0] * 10
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(2.0)
+    out["told"] = "changed outside of a step" in raised(lambda: model(x))
+    optimizer.publish()
+    with model.summon() as whole:
+        out["published"] = all((param == 2.0).all() for param in whole.parameters())
     copied = copy.deepcopy(next(model.parameters()))
     out["copied"] = type(copied) is nn.Parameter
     return out

@@ -282,7 +282,11 @@ def _lab(folder: Path) -> Iterator[str]:
             yield f"{told['url']}{{}}?token={told['token']}"
         finally:
             server.terminate()
-            server.wait()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:  # jupyterlab issue 10442: a thread that nobody ends
+                server.kill()
+                server.wait()
 
 
 def _until(look: Callable[[], Path | None]) -> Path:

@@ -219,14 +219,14 @@ class Flat:
         self._gather = comm.all_gather(self.full)
 
     def _check(self) -> None:
-        """Raise RuntimeError if the optimizer or the model would no longer see its parameters."""
-        if self.comm.across.world > 1 and not self.resident:
-            if self.shard._version != self._published:
-                raise RuntimeError(
-                    "a shard was changed outside of a step, but ranks that compute with the same "
-                    "parameters each hold a part of it (ZeRO-1 outside), and the others have not "
-                    "heard. Cure: optimizer.publish() after the change, on every rank."
-                )
+        """Raise RuntimeError if optimizer, model or replicas would not see the same values."""
+        shared = self.comm.across.world > 1 and not self.resident
+        if shared and self.shard._version != self._published:
+            raise RuntimeError(
+                "a shard was changed outside of a step, but ranks that compute with the same "
+                "parameters each hold a part of it (ZeRO-1 outside), and the others have not "
+                "heard. Cure: optimizer.publish() after the change, on every rank."
+            )
         for tensors, whole in ((self.params, self.full), (self.pieces, self.shard)):
             at = whole.untyped_storage()._cdata
             if any(tensor.untyped_storage()._cdata != at for tensor in tensors):

@@ -131,6 +131,9 @@ def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
         proportional = [size / sizes[0] for size in sizes]
         axes.plot(sizes, proportional, "--", color=look("idle").edge, label="in proportion")
         axes.set(xscale="log", yscale="log", xlabel=head[0], ylabel="times the first")
+        axes.set_xticks(sizes, [f"{size:,}".removesuffix(".0") for size in sizes])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.legend(fontsize=8)
     return png(fig)
 

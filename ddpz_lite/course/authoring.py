@@ -74,10 +74,13 @@ def _todo(path: Path) -> Iterator[str]:
 
 def _neighbours(root: Path, path: Path) -> Iterator[str]:
     """What a lesson says of others: those that it needs, and that need it."""
-    facts = rules.read(path).metadata.get("ddpz", {})
+    notebook = rules.read(path)
+    if rules.malformed(notebook):
+        return
+    facts = notebook.metadata["ddpz"]
     there = {catalogue.number_of(other): other for other in root.glob("lessons/*.ipynb")}
     number = catalogue.number_of(path)
-    for need in facts.get("needs", []):
+    for need in facts["needs"]:
         if need not in there or need >= number:
             yield f"{_named(path)}: it needs lesson {need}, which is not an earlier one"
     second = facts.get("second")

@@ -130,7 +130,12 @@ def _lesson(path: Path) -> Lesson:
     for name in wanted:
         if name not in said:
             raise Incomplete(f"{where}: its metadata `ddpz` has no {name!r}.")
-    lists = {"needs": tuple(said["needs"]), "can_do": tuple(said["can_do"])}
+    lists = {}
+    for name in ("needs", "can_do"):
+        texts = said[name]
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise Incomplete(f"{where}: {name!r} of its metadata `ddpz` must be a list of texts.")
+        lists[name] = tuple(texts)
     rest = {name: said[name] for name in wanted if name not in lists}
     return Lesson(number_of(path), file=path.name, **rest, **lists)
 

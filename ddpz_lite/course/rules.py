@@ -72,25 +72,41 @@ MACHINE_PATH = re.compile(
 )
 
 
-def header_metadata(notebook) -> Iterator[str]:
-    """The facts about the lesson are there, have the right form, and stand in the header cell."""
+def malformed(notebook) -> str | None:
+    """What of the facts about the lesson is missing or has the wrong form; None if nothing."""
     facts = notebook.metadata.get("ddpz")
     if not isinstance(facts, dict):
-        yield "the notebook's metadata has no `ddpz`"
-        return
+        return "the notebook's metadata has no `ddpz`"
+
+    def a_text(x, most=None):
+        return isinstance(x, str) and 0 < len(x.strip()) <= (most or len(x))
+
+    def texts(x):
+        return isinstance(x, list) and all(map(a_text, x))
+
     for name, right in {
-        "title": lambda x: isinstance(x, str) and x.strip(),
-        "can_do": lambda x: isinstance(x, list) and 3 <= len(x) <= 5,
+        "title": a_text,
+        "can_do": lambda x: texts(x) and 3 <= len(x) <= 5,
         "minutes": lambda x: type(x) is int and 5 <= x <= 120,
         "difficulty": lambda x: x in DIFFICULTIES,
-        "needs": lambda x: isinstance(x, list) and all(re.fullmatch(NUMBER, n) for n in x),
-        "learn": lambda x: isinstance(x, str) and 0 < len(x) <= MOST_LEARN,
-        "makes": lambda x: isinstance(x, str) and 0 < len(x) <= MOST_MAKES,
-        "second": lambda x: x in (None, CAN_WAIT) or re.fullmatch(f"needed for {NUMBER}", x),
+        "needs": lambda x: texts(x) and all(re.fullmatch(NUMBER, n) for n in x),
+        "learn": lambda x: a_text(x, MOST_LEARN),
+        "makes": lambda x: a_text(x, MOST_MAKES),
+        "second": lambda x: (
+            x in (None, CAN_WAIT) or (a_text(x) and re.fullmatch(f"needed for {NUMBER}", x))
+        ),
     }.items():
         if (name not in facts and name != "second") or not right(facts.get(name)):
-            yield f"metadata `ddpz.{name}` is missing or has the wrong form: {facts.get(name)!r}"
-            return
+            return f"metadata `ddpz.{name}` is missing or has the wrong form: {facts.get(name)!r}"
+    return None
+
+
+def header_metadata(notebook) -> Iterator[str]:
+    """The facts about the lesson are there, have the right form, and stand in the header cell."""
+    if wrong := malformed(notebook):
+        yield wrong
+        return
+    facts = notebook.metadata["ddpz"]
     text = notebook.cells[0].source if notebook.cells else ""
     if f"# {facts['title']}" not in text.splitlines():
         yield f"the header cell's heading is not {facts['title']!r}"

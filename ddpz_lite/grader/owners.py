@@ -39,11 +39,11 @@ class HandIn:
 
 def hand_ins(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
     """All that lies at a path. names: of the exercises."""
-    whole = path.absolute()
     if os.path.isdir(path) and not os.path.islink(path):
         whole = Path(os.path.realpath(path))  # ".." is nobody's name
         yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
         return
+    whole = Path(os.path.realpath(path.parent), path.name)
     paper = on_disk(whole, in_path(path.name))
     if paper.zipped:
         try:

@@ -84,26 +84,24 @@ class Layout:
         first = min(max(left, start), stop)
         return first - start, max(first, min(left + self.shard_numel, stop)) - start
 
-    def pieces(self, shard: Tensor) -> list[Tensor]:
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return [last - first for first, last in map(self.owned, range(len(self.shapes)))]
+
+    def pieces(self, shard: Tensor) -> tuple[Tensor, ...]:
         """shard (shard_numel,) or longer: a 1-D view per tensor, empty if it lies elsewhere."""
-        base = self.rank * self.shard_numel
-        views = []
-        for index, offset in enumerate(self.offsets[:-1]):
-            first, last = self.owned(index)
-            at = max(offset + first - base, 0)
-            views.append(shard[at : at + last - first])
-        return views
+        return shard[: sum(self._lengths)].split(self._lengths)
 
-    def segments(self, start: int, stop: int, rows: int) -> list[tuple[int, slice, slice]]:
-        """The flat range start:stop of `padded` elements, laid in so many rows.
+    def segments(self, start: int, stop: int, rows: int, extra: int) -> list[tuple[slice, slice]]:
+        """The flat range start:stop of `padded` elements, laid in so many rows, `extra` at each end.
 
-        As (row, columns of that row, elements counted from start).
+        As (place in the rows end to end, elements counted from start).
         """
         width, cut, found = self.padded // rows, start, []
         while cut < stop:
-            row, column = divmod(cut, width)
-            end = min(stop, (row + 1) * width)
-            found.append((row, slice(column, column + end - cut), slice(cut - start, end - start)))
+            row = cut // width
+            end, at = min(stop, (row + 1) * width), cut + row * extra
+            found.append((slice(at, at + end - cut), slice(cut - start, end - start)))
             cut = end
         return found
 
@@ -291,10 +289,9 @@ class Flat:
                 f"a gradient is {grad.layout}; only dense gradients can be laid flat. Cure: build "
                 "the embedding with sparse=False."
             )
-        start, stop = self.layout.offsets[index : index + 2]
-        rows, laid = self._open_rows(), grad.reshape(-1)
-        for row, columns, elements in self.layout.segments(start, stop, self.comm.world):
-            rows[row, columns].copy_(laid[elements])
+        laid, end_to_end = grad.reshape(-1), self._open_rows().view(-1)
+        for place, elements in self._places[index]:
+            end_to_end[place].copy_(laid[elements])
         self.collected.add(index)
 
     def _open_rows(self) -> Tensor:
@@ -303,12 +300,18 @@ class Flat:
             self._rows = torch.empty(
                 self.comm.world, width, dtype=self.reduce_dtype, device=self.full.device
             )
-            self._clear(self.layout.offsets[-1], self.layout.padded)
+            self._clear(len(self.params))
         return self._rows
 
-    def _clear(self, start: int, stop: int) -> None:
-        for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
-            self._rows[row, columns].zero_()
+    @cached_property
+    def _places(self) -> list[list[tuple[slice, slice]]]:
+        """Of each parameter, then of the padding: (place in the rows end to end, elements)."""
+        spans, flags = pairwise([*self.layout.offsets, self.layout.padded]), len(self.params)
+        return [self.layout.segments(*span, self.comm.world, flags) for span in spans]
+
+    def _clear(self, index: int) -> None:
+        for place, _ in self._places[index]:
+            self._rows.view(-1)[place].zero_()
 
     def reduce(self) -> None:
         """Start to reduce what was collected; a parameter that was not counts as zero."""
@@ -316,7 +319,7 @@ class Flat:
         missing = set(range(count)) - self.collected
         rows[:, -count:] = 1
         for index in sorted(missing):
-            self._clear(self.layout.offsets[index], self.layout.offsets[index + 1])
+            self._clear(index)
             rows[:, index - count] = 0
         handle = self.comm.reduce_scatter(rows, self.shard.dtype)
         self._rows, self.collected = None, set()
@@ -347,10 +350,10 @@ class Flat:
     def drop(self, index: int) -> None:
         """Forget what waits of the gradient of parameter `index`."""
         if self.partial is not None:
-            start, stop = self.layout.offsets[index : index + 2]
-            for row, columns, _ in self.layout.segments(start, stop, self.comm.world):
-                if row == self.comm.rank:
-                    self.partial[columns].zero_()
+            before = self.comm.rank * self.partial.numel()  # in the rows end to end
+            for place, _ in self._places[index]:
+                if before <= place.start < before + self.partial.numel():
+                    self.partial[place.start - before : place.stop - before].zero_()
             self.partial[index - len(self.params)], self._missed = 0, True
 
     def _arrive(self, reduced: Tensor, missing: bool) -> None:

@@ -173,19 +173,18 @@ class Reducer:
         if not self.enabled:
             self._kept = True
             return
-        self._enter()
-        if i in self._arrived[b]:
+        if (run := new_backward(self._run, self._end)) is not None:
+            self._run = run
+        bucket, arrived = self.buckets[b], self._arrived[b]
+        if i in arrived:
             raise RuntimeError(
                 "a parameter got its gradient twice in one backward. Cure: one backward per "
                 "graph; checkpoint(..., use_reentrant=False)."
             )
-        self._arrived[b].add(i)
-        self.buckets[b].collect(i, param)
-        self._release(only_full=True)
-
-    def _enter(self) -> None:
-        if (run := new_backward(self._run, self._end)) is not None:
-            self._run = run
+        arrived.add(i)
+        bucket.collect(i, param)
+        if len(arrived) == len(bucket.params):
+            self._release(only_full=True)
 
     def _release(self, only_full: bool) -> None:
         while self._next < len(self.buckets):

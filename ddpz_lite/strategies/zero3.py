@@ -339,12 +339,12 @@ class ZeRO3(Replica):
     # -- backward
 
     def _enter_backward(self) -> None:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "backward with create_graph=True: ZeRO-3 has freed the parameters when the second "
-                "derivative needs them. Cure: stage 2."
-            )
         if (run := new_backward(self._run, self._end_backward)) is not None:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    "backward with create_graph=True: ZeRO-3 has freed the parameters when the "
+                    "second derivative needs them. Cure: stage 2."
+                )
             self._run, self._awaited = run, False
             for unit in self.units:  # the root first, though its own hook may come second
                 if unit.lent or (unit.uses and not self.reshard_after_forward):
@@ -365,8 +365,8 @@ class ZeRO3(Replica):
 
     def _collect(self, flat: Flat, index: int, param: nn.Parameter) -> None:
         self._enter_backward()
-        if self._sync and param.grad is not None:  # None: frozen since forward
-            flat.collect(index, param.grad)
+        if self._sync and (grad := param.grad) is not None:  # None: frozen since forward
+            flat.collect(index, grad)
             param.grad = None
 
     def _close(self, unit: Unit) -> None:

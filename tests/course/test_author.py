@@ -178,6 +178,8 @@ SPOILS = [
     (f"{LESSON}: TODO in cells 0", text(LESSON, "# Data parallel", "# Data parallel TODO")),
     (f"{LESSON}: it needs lesson 07", metadata(needs=["00", "07"])),
     (f"{LESSON}: it needs lesson 03", metadata(needs=["03"])),
+    ("metadata `ddpz.needs` is missing or has the wrong form: [7]", metadata(needs=[7])),
+    ("'needs' of its metadata `ddpz` must be a list of texts", metadata(needs=7)),
     ("`ddpz.second` belongs to NNb notebooks", metadata(second="can wait")),
     ("metadata `ddpz.difficulty` is missing", metadata(difficulty="so-so")),
     ("`ddpz` has no 'makes'", text(LESSON, '"makes"', '"m"')),

@@ -125,7 +125,9 @@ def test_a_single_student_in_a_class_keeps_the_name(put, take):
 
 def test_a_student_s_own_checkout(put, take):
     put(f"ada/exercises/{EXERCISE}")
-    for path in ("ada", "ada/exercises", f"ada/exercises/{EXERCISE}", "ada/exercises/.."):
+    put("ada/exercises/more/notes.txt")
+    notebooks = (f"ada/exercises/{EXERCISE}", f"ada/exercises/more/../{EXERCISE}")
+    for path in ("ada", "ada/exercises", "ada/exercises/..", *notebooks):
         assert students(take(path)) == {"ada"}
 
 

@@ -93,7 +93,7 @@ class Layout:
         return shard[: sum(self._lengths)].split(self._lengths)
 
     def segments(self, start: int, stop: int, rows: int, extra: int) -> list[tuple[slice, slice]]:
-        """The flat range start:stop of `padded` elements, laid in so many rows, `extra` at each end.
+        """The flat range start:stop of `padded` elements in so many rows, each `extra` longer.
 
         As (place in the rows end to end, elements counted from start).
         """

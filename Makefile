@@ -26,14 +26,20 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
-setup:  ## create .venv and install the course (the other targets do this first)
+# What .venv has to have: for a learner what the notebooks need, else that and the tests' and site's packages.
+define environment
 	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Cure: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
-	@$(PYTHON) .ci/environment.py $(if $(TORCH),--torch=$(TORCH))
+	@$(PYTHON) .ci/environment.py $(if $(TORCH),--torch=$(TORCH)) $(1)
+endef
+
+setup:  ## create .venv and install everything (the other targets install first what they need)
+	$(call environment)
 
 lab: copies  ## open JupyterLab at your copy of lesson 00
 	$(RUN) jupyterlab $(LAB_AS_ROOT) --LabApp.default_url=/lab/tree/my/lessons/00_start_here.ipynb $(ARGS)
 
-copies: setup  ## your own copies of lessons and exercises in my/: make them, or bring them up to date
+copies:  ## your own copies of lessons and exercises in my/: make them, or bring them up to date
+	$(call environment,--for lab)
 	@$(IN_VENV) ddpz copies
 
 test: setup  ## the tests and all notebooks
@@ -52,7 +58,8 @@ gpu:  ## what needs NVIDIA GPUs, and a report of it in build/gpu (DRY=1: a rehea
 	@$(GPU_PYTHON) -c "import tomllib" 2>/dev/null || { echo "gpu: $(GPU_PYTHON) is no Python 3.11 or newer. Cure: name one: make gpu PYTHON=python3.13."; exit 1; }
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m ddpz_lite gpu $(if $(DRY),--dry) $(ARGS)
 
-lessons: setup  ## execute all lessons without a browser and show the time of each
+lessons:  ## execute all lessons without a browser and show the time of each
+	$(call environment,--for lab)
 	$(IN_VENV) ddpz lessons $(ARGS)
 
 exercises: setup  ## make the learners' copies in exercises/ from solutions/

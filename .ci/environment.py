@@ -4,7 +4,8 @@ The Makefile calls this file with whatever `python3` the machine has, before any
 So it needs the standard library only, and it says what is missing in one line with the cure.
 A second run finds the stamp of the first and does nothing.
 
-    python3 .ci/environment.py            make or refresh .venv
+    python3 .ci/environment.py            make or refresh .venv, with all extras of pyproject.toml
+    python3 .ci/environment.py --for lab  with those that the notebooks need, and what is there
     python3 .ci/environment.py lock       write requirements.lock anew from pyproject.toml
 """
 
@@ -22,6 +23,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "course.json"
+EXTRAS = ("lab", "book", "test")
 
 OLDEST, NEWEST = (3, 11), (3, 14)  # what the locked torch has builds for
 UV = "uv==0.13.8"
@@ -82,7 +84,16 @@ def check_disk(torch):
         )
 
 
-def fingerprint(torch):
+def requirements(extras):
+    """What pyproject.toml asks for; the lock says in which versions."""
+    import tomllib  # an older Python has been told so by now
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    return sum((optional[extra] for extra in extras), project["dependencies"])
+
+
+def fingerprint(torch, extras):
     """What the environment was made from: if any of it changes, it is made again."""
     inputs = LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()
     return {
@@ -90,6 +101,7 @@ def fingerprint(torch):
         "python": sys.version.split()[0],
         "folder": str(VENV),  # a moved environment has wrong paths in its scripts
         "torch": torch,
+        "extras": extras,
     }
 
 
@@ -107,14 +119,15 @@ def run(*command, quiet=False, **options):
     return subprocess.run([str(part) for part in command], **options)
 
 
-def install(torch, changed):
+def install(torch, extras, changed):
     """uv first, for it can choose torch's build; plain pip where uv finds no way."""
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check"]
     if changed:
         run(*pip, "uninstall", "--quiet", "--yes", "torch")  # same version, other build
     backend = {"cuda": "auto"}.get(torch, torch)
     uv = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON]
-    uv += [f"--torch-backend={backend}", "--requirement", LOCK]
+    locked = ["--constraint", LOCK, *requirements(extras)]
+    uv += [f"--torch-backend={backend}", *locked]
     environment = {"UV_HTTP_RETRIES": "1", "UV_PYTHON_DOWNLOADS": "never", **os.environ}
     quiet = [] if sys.stdout.isatty() else ["-qq"]  # a log needs errors only
 
@@ -123,7 +136,7 @@ def install(torch, changed):
         done = run(*uv, *quiet, env=environment)
     else:
         say(f"uv cannot reach torch's {torch} builds here: pip installs the build that it finds")
-        done = run(*pip, "install", *quiet, "--requirement", LOCK)
+        done = run(*pip, "install", *quiet, *locked)
     if done.returncode == 0:  # the course itself, in place: an edit counts at once
         own = ["--quiet", "--no-deps", "--no-build-isolation", "--editable", ROOT]
         done = run(*pip, "install", *own)
@@ -147,12 +160,16 @@ def report_build(torch):
     say(f"torch {version}, build {build}{note}")
 
 
-def make_environment(torch=None):
-    """Bring .venv to what lock, Python and `torch` ask for; `None` keeps torch's build."""
+def make_environment(torch=None, extras=EXTRAS):
+    """Bring .venv to what lock, Python and `torch` ask for; `None` keeps torch's build.
+
+    extras: those of pyproject.toml that are needed; what was installed before stays.
+    """
     check_python()
     stamp = read_stamp()
     torch = torch or stamp.get("torch", "cpu")
-    wanted = fingerprint(torch)
+    extras = sorted({*extras, *stamp.get("extras", ())})
+    wanted = fingerprint(torch, extras)
     if stamp == wanted and PYTHON.exists():
         return
     check_venv_module()
@@ -164,9 +181,8 @@ def make_environment(torch=None):
         made = run(sys.executable, "-m", "venv", "--clear", VENV, quiet=True, text=True)
         if made.returncode != 0:
             stop(f".venv could not be made: {made.stdout.strip().splitlines()[-1]}", "make clean")
-    count = sum("==" in line for line in LOCK.read_text().splitlines())
-    say(f"installing the {count} packages of requirements.lock (the first time takes minutes)")
-    install(torch, changed=stamp.get("torch", torch) != torch)
+    say(f"installing for {', '.join(extras)} (the first time takes minutes)")
+    install(torch, extras, changed=stamp.get("torch", torch) != torch)
     report_build(torch)
     fonts = "import matplotlib.font_manager"  # it lists the machine's fonts once, which takes time
     run(PYTHON, "-c", fonts, quiet=True)
@@ -192,8 +208,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make the course's environment in .venv.")
     parser.add_argument("action", nargs="?", default="make", choices=["make", "lock"])
     parser.add_argument("--torch", help="cpu (at first), cuda, or a build that uv knows")
+    parser.add_argument("--for", dest="extras", nargs="+", default=EXTRAS, choices=EXTRAS)
     options = parser.parse_args()
     if options.action == "lock":
         write_lock()
     else:
-        make_environment(options.torch)
+        make_environment(options.torch, options.extras)

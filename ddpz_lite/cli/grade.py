@@ -78,7 +78,7 @@ def _refuse_nbval(sandbox: str) -> None:
     if missing := nbval.missing():
         raise UserError(
             f"--nbval: {' and '.join(missing)} cannot be imported, so nothing was graded. "
-            "Install with the extras lab and test, as `make setup` does, or grade without --nbval."
+            "Install with the extra lab, as `make setup` does, or grade without --nbval."
         )
 
 

@@ -517,9 +517,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             continue
         if model._awaited and all(p.grad is None for p in mine):
             raise RuntimeError(
-                f"{name} steps after a forward of the model, but no backward has come to it: "
-                "backward(inputs=...) does not know shards. Cure: loss.backward(); a forward "
-                "without backward under torch.no_grad()."
+                f"{name} steps after a forward of the model, but no backward has come to it: none "
+                "was called, it raised, or it was backward(inputs=...), which does not know "
+                "shards. Cure: loss.backward(); a forward without backward under torch.no_grad()."
             )
         for unit in model.units:
             unit.free()

@@ -359,6 +359,33 @@ def test_the_first_run_installs_and_the_second_does_nothing(environment):
     assert environment.commands == []
 
 
+def test_the_notebooks_need_less_than_the_tests_and_nothing_is_installed_twice(environment):
+    def installed():
+        (words,) = (w for w in environment.commands if "-m uv" in w and "--dry-run" not in w)
+        environment.commands.clear()
+        asked = words.split("requirements.lock ")[1].removesuffix(" -qq").split()
+        return {Requirement(word).name for word in asked}
+
+    extras = PROJECT["optional-dependencies"]
+    least = {Requirement(text).name for text in (*PROJECT["dependencies"], *extras["lab"])}
+    environment.make_environment(extras=["lab"])
+    assert installed() == least
+    environment.make_environment()
+    assert installed() == {wanted.name for wanted in direct()} > least
+    environment.make_environment(extras=["lab"])  # all is there
+    assert environment.commands == []
+
+
+@pytest.mark.parametrize(
+    ("target", "extras"), [("copies", "--for lab"), ("test", ""), ("book", "")]
+)
+def test_a_target_installs_what_it_needs(target, extras):
+    command = ["make", "--no-print-directory", "-n", target, "TORCH="]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    (asked,) = (line for line in done.stdout.splitlines() if ".ci/environment.py" in line)
+    assert asked.partition(".ci/environment.py")[2].strip() == extras
+
+
 def test_a_changed_lock_installs_again_in_the_same_venv(environment):
     environment.make_environment()
     environment.commands.clear()
@@ -401,7 +428,7 @@ def test_without_torch_builds_for_uv_pip_installs_and_says_so(environment, capsy
     environment.fail = lambda words: "--dry-run" in words
     environment.make_environment()
     assert "uv cannot reach torch's cpu builds" in capsys.readouterr().out
-    assert any(re.search(r"-m pip .*--requirement", words) for words in environment.commands)
+    assert any(re.search(r"-m pip .*--constraint", words) for words in environment.commands)
 
 
 def test_make_without_a_python_says_so_in_one_line():

@@ -298,7 +298,7 @@ def test_what_cannot_be_is_refused():
             assert "was set, replaced or removed after sharding" in said[name], said
         assert "shard of first.weight" in said["register_hook"]
         assert "Cure: remove it" in said["register_hook"]
-        assert "backward(inputs=...) does not know shards" in said["inputs"]
+        assert "it was backward(inputs=...), which does not know shards" in said["inputs"]
         for name in ("copied", "pickled"):
             assert "cannot be copied" in said[name]
 

@@ -247,6 +247,18 @@ def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp
         assert "Traceback (most recent" not in ran[name]
 
 
+@pytest.mark.slow
+def test_nbval_is_green_at_a_solved_exercise_that_never_ran(exercise, tmp_path):
+    """As a grader merges it: answers in the learner's copy, with the outputs that this comes with."""
+    solved, answers = exercise("08"), {cell.id: cell for cell in trying.master("08").cells}
+    for cell in solved.cells:
+        if role(cell) == "answer":
+            cell.source = answers[cell.id].source
+    nbformat.write(solved, tmp_path / "solved.ipynb")
+    (ran,) = nbval(tmp_path).values()
+    assert ran and not any(ran.values()), ran
+
+
 def nbval(folder: Path) -> dict[str, dict[str, str]]:
     """{notebook: {"Cell 0": the message of its failure, or ""}} of all notebooks in `folder`."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]

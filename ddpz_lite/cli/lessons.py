@@ -185,5 +185,5 @@ def _stopped_at(notebook: nbformat.NotebookNode) -> tuple[int, nbformat.Notebook
     for i, cell in cells:
         if any(output.output_type == "error" for output in cell.outputs):
             return i, cell
-    begun = [(i, cell) for i, cell in cells if cell.execution_count is not None]
+    begun = [(i, cell) for i, cell in cells if cell.execution_count]
     return begun[-1] if begun else cells[0]

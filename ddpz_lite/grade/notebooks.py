@@ -92,7 +92,7 @@ def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             cell.source = stubbed(cell.source)
         elif role(cell) == "check":
             cell.outputs = [_folded(praise(about[of(cell)]))]
-            cell.execution_count = 0  # none to JupyterLab; with none, nbval refuses a cell's outputs
+            cell.execution_count = 0  # JupyterLab shows none; without one nbval refuses outputs
     return notebook
 
 

@@ -26,7 +26,7 @@ from ddpz_lite.grade import notebooks
 from ddpz_lite.grade.check import CheckFailed, NotAttempted, check, keep
 from ddpz_lite.grade.notebooks import of, role
 from ddpz_lite.grade.progress import Progress
-from ddpz_lite.grade.run import draw, observe
+from ddpz_lite.grade.run import draw, judge_all, observe
 from ddpz_lite.grade.score import Finding, Verdict, score
 from ddpz_lite.grade.task import find, tasks
 
@@ -217,14 +217,14 @@ def test_an_answer_among_others_hears_what_it_hears_alone(task):
     """Lesson 03 has answers that raise, hang, mismatch and leave early; test_together.py has one of
     each kind.
     """
-    notebook, cases, tried = trying.master("03"), draw(task), trying.tried(task)
-    for wrong in trying.variants(task.id):
-        answer = trying.define(task, notebook, wrong.source)
-        alone = score(task, observe(task, answer, cases))
-        assert trying.words(tried.wrong[wrong.name]) == trying.words(alone), wrong.name
-    for name, source in trying.right(task.id):
+    notebook, cases = trying.master("03"), draw(task)
+    sources = {wrong.name: wrong.source for wrong in trying.variants(task.id)}
+    sources |= dict(trying.right(task.id))
+    answers = [trying.define(task, notebook, source) for source in sources.values()]
+    together = judge_all(task, answers, cases)
+    for (name, source), heard in zip(sources.items(), together, strict=True):
         alone = score(task, observe(task, trying.define(task, notebook, source), cases))
-        assert tried.right[name] == alone, name
+        assert trying.words(heard) == trying.words(alone), name
 
 
 @pytest.mark.slow

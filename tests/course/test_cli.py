@@ -335,6 +335,13 @@ def test_a_cell_that_never_ends_is_stopped(make_notebook, tmp_path, capsys):
     assert "the cell did not end in time" in capsys.readouterr().out
 
 
+def test_where_a_kernel_died_is_the_last_cell_that_began():
+    """An exercise's check that did not run has the number 0."""
+    counts = (1, 2, None, 0)
+    cells = [nbformat.v4.new_code_cell("x", execution_count=count) for count in counts]
+    assert lessons._stopped_at(nbformat.v4.new_notebook(cells=cells))[0] == 1
+
+
 def test_lessons_are_chosen_by_number_or_word(make_notebook, tmp_path):
     paths = [make_notebook(name, "1") for name in ("00_start_here", "01_one_device", "10_zero2")]
     assert lessons.choose(paths, []) == paths

@@ -28,7 +28,7 @@ help:  ## this list
 
 # What .venv has to have: for a learner what the notebooks need, else that and the tests' and site's packages.
 define environment
-	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Cure: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "course: $(PYTHON) was not found. Fix: install Python 3.11 or newer, or name yours: make lab PYTHON=python3.13."; exit 1; }
 	@$(PYTHON) .ci/environment.py $(if $(TORCH),--torch=$(TORCH)) $(1)
 endef
 
@@ -55,7 +55,7 @@ test-quick: setup  ## the quick tests, less than three minutes
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))
 
 gpu:  ## what needs NVIDIA GPUs, and a report of it in build/gpu (DRY=1: a rehearsal without)
-	@$(GPU_PYTHON) -c "import tomllib" 2>/dev/null || { echo "gpu: $(GPU_PYTHON) is no Python 3.11 or newer. Cure: name one: make gpu PYTHON=python3.13."; exit 1; }
+	@$(GPU_PYTHON) -c "import tomllib" 2>/dev/null || { echo "gpu: $(GPU_PYTHON) is no Python 3.11 or newer. Fix: name one: make gpu PYTHON=python3.13."; exit 1; }
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m ddpz_lite gpu $(if $(DRY),--dry) $(ARGS)
 
 lessons:  ## execute all lessons without a browser and show the time of each

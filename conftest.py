@@ -16,9 +16,9 @@ from queue import Empty
 
 import pytest
 
-from ddpz_lite import callsite
+from ddpz_lite.wire import callsite
 
-pytest_plugins = ["ddpz_lite.cli.kernel"]  # kernels draw no ports
+pytest_plugins = ["ddpz_lite.course.cli.kernel"]  # kernels draw no ports
 
 OURS = ("lessons", "solutions")
 SOLUTION = "08"  # the one whose notebook `make test` runs: its checks take no time
@@ -48,7 +48,7 @@ def pytest_collection():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cells of the solutions are `extra`, but for one notebook.
 
-    A solution runs once: `tests/grade/test_exercises.py` judges the master's answers among the
+    A solution runs once: `tests/check/test_exercises.py` judges the master's answers among the
     others, and runs the remaining cells of all masters, which the exercises have too, in a kernel.
     That a check in a kernel hands its cell's answer to the judge is the same for every task; one
     on ranks is in the notebook that `ddpz check` runs there.

@@ -38,7 +38,7 @@ LAB_SETTINGS = {
 
 def stop(problem, cure):
     """End with one line: what is missing, and what to do about it."""
-    sys.exit(f"course: {problem}. Cure: {cure}.")
+    sys.exit(f"course: {problem}. Fix: {cure}.")
 
 
 def say(text):

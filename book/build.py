@@ -21,8 +21,8 @@ import questions
 import states
 from sphinx.cmd.build import build_main
 
-from ddpz_lite.course import start
-from ddpz_lite.gym.proofs import proofs
+from ddpz_lite.course.authoring import start
+from ddpz_lite.course.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = ("conf.py", "docstrings.py", "searching.py")

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.grade.check import CheckFailed
+from ddpz_lite.course.check.cell import CheckFailed
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT, LOOP = 900, 416, 24.0  # pixels, pixels, seconds

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddpz_lite.gym.bank import Card, Words, cards, topics
-from ddpz_lite.gym.proofs import Proof
+from ddpz_lite.course.gym.bank import Card, Words, cards, topics
+from ddpz_lite.course.gym.proofs import Proof
 
 MOST_CELLS = 4  # that one answer is linked to
 HEAD = """\

@@ -3,7 +3,8 @@
 A widget is its knobs and a list of states for each value of the first knob, of lists for each value
 of the second, and so on; the last list may be shorter for some values, and its slider with it. A
 state is HTML. `widgets.js` shows the one that is chosen. What is said and counted comes from
-`ddpz_lite.show`; only the drawing is the site's own: text and frames have the colour of the page.
+`ddpz_lite.course.show`; only the drawing is the site's own:
+text and frames have the colour of the page.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.show import calculator, ring, unit_life
-from ddpz_lite.show.style import SERIES, Look, in_bytes, look
+from ddpz_lite.course.show import calculator, ring, unit_life
+from ddpz_lite.course.show.style import SERIES, Look, in_bytes, look
 
 WIDTH = 640  # units of a drawing; it is as wide as its page
 TELLS = {  # a lesson's cell that calls this has the widget of that name

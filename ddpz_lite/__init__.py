@@ -22,7 +22,7 @@ _HOMES = {
         "launcher": ("launch", "RankFailed", "Run", "device", "progress"),
         "wire": ("Network", "CollectiveMismatch", "span"),
         "meter": ("memory", "MemoryTimeline"),
-        "placement": ("zero_memory",),
+        "strategies.placement": ("zero_memory",),
         "strategies.parallelize": ("parallelize",),
         "strategies.ddp": ("DDP",),
         "strategies.hooks": ("Rounded", "Int8", "TopK", "PowerSGD"),
@@ -32,22 +32,22 @@ _HOMES = {
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),
-        "strategies.checkpoint": ("save_checkpoint", "load_checkpoint"),
-        "strategies.checkpoint_background": ("save_in_background",),
+        "checkpoint.save_load": ("save_checkpoint", "load_checkpoint"),
+        "checkpoint.background": ("save_in_background",),
         "trainer.survivors": ("Survivors",),
-        "strategies.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
-        "grade.check": ("check",),
+        "checkpoint.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
+        "course.check.cell": ("check",),
         "model": ("GPT", "GPTConfig", "MLP", "CNN", "next_token_loss"),
     }.items()
     for name in names
 }
-_MODULES = ("data", "meter", "show")
+_MODULES = {"data": "data", "meter": "meter", "show": "course.show"}
 __all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
@@ -73,7 +73,7 @@ def _warm() -> None:
     ipython = sys.modules.get("IPython")
     typed = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
     if typed and sys.platform != "win32":
-        from .launcher import warm
+        from ddpz_lite.launcher import warm
 
         with contextlib.suppress(OSError):  # no process can start now: launch will say so, if asked
             warm()

@@ -2,6 +2,6 @@
 
 import sys
 
-from ddpz_lite.cli import main
+from ddpz_lite.course.cli import main
 
 sys.exit(main())

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What each node of a job runs, whoever has started it: one torchrun, and under it the node's ranks.
 #
-#   HEAD=10.0.0.1 NODES=2 NODE=0 deploy/node.sh -m ddpz_lite.cli train --stage 3    on the first host
-#   HEAD=10.0.0.1 NODES=2 NODE=1 deploy/node.sh -m ddpz_lite.cli train --stage 3    on the second
+#   HEAD=10.0.0.1 NODES=2 NODE=0 deploy/node.sh -m ddpz_lite train --stage 3    on the first host
+#   HEAD=10.0.0.1 NODES=2 NODE=1 deploy/node.sh -m ddpz_lite train --stage 3    on the second
 #
 # HEAD   address or name of node 0, the same on all nodes; not localhost
 # NODES  how many there are      NODE  which one this is, from 0

@@ -9,8 +9,8 @@ import nbformat
 import pytest
 import small_course
 
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.task import find
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import find
 from ddpz_lite.launcher.forkserver import SERVER
 
 ROOT = Path(__file__).resolve().parent.parent

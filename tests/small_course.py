@@ -7,7 +7,7 @@ import json
 
 import nbformat
 
-from ddpz_lite.grade import notebooks
+from ddpz_lite.course.check import notebooks
 
 GIVEN = "import torch\nimport torch.distributed as dist\n\nfrom ddpz_lite import check"
 TEXT = "## 1. A mean\n\n5 points, 10 minutes. Words."

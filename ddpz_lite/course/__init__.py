@@ -1,12 +1,15 @@
-"""The course as its authors make it: what follows from the notebooks, and what a lesson must have.
+"""The course around the library: exercises and their judges, figures, the gym, the `ddpz` command.
 
-catalogue   the lessons, as the folder and the notebooks' metadata say
-pages       the map, the tables, the sums and the links, which nobody writes by hand
-start       what a notebook says where the course is not installed
-picture     the map as a drawing
-glossary    its entries, and what is wrong with them
-rules       the form of a lesson, each rule a function that yields what is wrong
-copies      the learner's own copies in my/, which are kept and brought up to date
-skeleton    the files of a new lesson with one task
-authoring   what a lesson still lacks, in one list
+Nothing outside of this package imports from it.
+
+check      what a task is, how an answer is observed, and what it is worth
+tasks      the tasks of the exercises, one folder per lesson
+grader     a class: hand-ins are run in a sandbox and never believed
+show       figures, widgets, quizzes and predictions
+gym        interview questions and myths, with the cells that prove them
+zoo        the twenty bugs of lesson 15b
+built      what a lesson's cells built, for the notebook that continues it
+authoring  map, links and rules of form, from the notebooks; the learners' copies
+bench      measurements: a training step beside its peers, what users wait for
+cli        the `ddpz` command
 """

@@ -25,17 +25,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .. import callsite
-from . import rank as _rank
-from .crowd import cores
-from .devices import BACKENDS, device, plan
-from .failure import RankFailed
-from .forkserver import SERVER, ForkServerGone
-from .job import Job
-from .printer import Printer
-from .progress import progress
-from .run import Run
-from .ship import CannotSend, cell_sources, pack_call
+from ddpz_lite.launcher import rank as _rank
+from ddpz_lite.launcher.crowd import cores
+from ddpz_lite.launcher.devices import BACKENDS, device, plan
+from ddpz_lite.launcher.failure import RankFailed
+from ddpz_lite.launcher.forkserver import SERVER, ForkServerGone
+from ddpz_lite.launcher.job import Job
+from ddpz_lite.launcher.printer import Printer
+from ddpz_lite.launcher.progress import progress
+from ddpz_lite.launcher.run import Run
+from ddpz_lite.launcher.ship import CannotSend, cell_sources, pack_call
+from ddpz_lite.wire import callsite
 
 __all__ = ["CannotSend", "RankFailed", "Run", "device", "launch", "progress", "warm"]
 
@@ -212,7 +212,7 @@ def _check_options(timeout: Any, backend: Any, output: Any) -> None:
 
 
 def _check_network(network: Any, record: bool) -> None:
-    from ..wire import Network
+    from ddpz_lite.wire import Network
 
     if not isinstance(network, Network):
         raise TypeError(f"launch: network must be a dz.Network, got {type(network).__name__}")

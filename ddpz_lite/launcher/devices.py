@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from . import rank as _rank
+from ddpz_lite.launcher import rank as _rank
 
 BACKENDS = ("auto", "gloo", "nccl")
 

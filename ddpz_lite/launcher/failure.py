@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from .. import callsite
-from .rank import SETUP
+from ddpz_lite.launcher.rank import SETUP
+from ddpz_lite.wire import callsite
 
 PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket closed|gloo/transport"

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 
-from .processes import Output, Processes
-from .zygote import REQUEST
+from ddpz_lite.launcher.processes import Output, Processes
+from ddpz_lite.launcher.zygote import REQUEST
 
 PATIENCE = 0.5  # seconds for the zygote to end its jobs and itself
 PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

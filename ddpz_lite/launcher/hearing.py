@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..callsite import uncollected
-from .control import Inbox
-from .failure import Failure, Folder, from_exception, from_status
-from .forkserver import ForkServerGone
-from .printer import Printer
-from .processes import Processes
-from .progress import Bar
+from ddpz_lite.launcher.control import Inbox
+from ddpz_lite.launcher.failure import Failure, Folder, from_exception, from_status
+from ddpz_lite.launcher.forkserver import ForkServerGone
+from ddpz_lite.launcher.printer import Printer
+from ddpz_lite.launcher.processes import Processes
+from ddpz_lite.launcher.progress import Bar
+from ddpz_lite.wire.callsite import uncollected
 
 TICK = 0.05  # seconds between two looks at the board
 

@@ -17,16 +17,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from .control import Control
-from .crowd import kept_waiting
-from .failure import Failure, Folder, RankFailed, explain, root_cause, running_place
-from .forkserver import ForkServer
-from .hearing import Hearing
-from .interrupts import Interrupts
-from .printer import Printer
-from .processes import Processes
-from .rank import Orders
-from .run import Run
+from ddpz_lite.launcher.control import Control
+from ddpz_lite.launcher.crowd import kept_waiting
+from ddpz_lite.launcher.failure import (
+    Failure,
+    Folder,
+    RankFailed,
+    explain,
+    root_cause,
+    running_place,
+)
+from ddpz_lite.launcher.forkserver import ForkServer
+from ddpz_lite.launcher.hearing import Hearing
+from ddpz_lite.launcher.interrupts import Interrupts
+from ddpz_lite.launcher.printer import Printer
+from ddpz_lite.launcher.processes import Processes
+from ddpz_lite.launcher.rank import Orders
+from ddpz_lite.launcher.run import Run
 
 START_DEADLINE = 120.0  # seconds for the fork server to import torch, on the slowest disk
 GRACE = 0.1  # seconds to hear the other ranks once the cause is known
@@ -83,7 +90,7 @@ class Job:
             self._tell(control, "orders", pickle.dumps(own))
 
     def _new_board(self) -> Any:
-        from ..wire import Board
+        from ddpz_lite.wire import Board
 
         try:
             return Board.create(os.path.join(self.path, "board"), self.world_size)

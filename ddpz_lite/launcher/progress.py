@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from . import rank as _rank
+from ddpz_lite.launcher import rank as _rank
 
 Item = TypeVar("Item")
 EVERY = 0.1  # seconds between two words to the kernel

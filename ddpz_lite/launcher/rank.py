@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from .. import callsite
-from .control import Control
-from .ship import pack_result
-from .telling import describe
+from ddpz_lite.launcher.control import Control
+from ddpz_lite.launcher.ship import pack_result
+from ddpz_lite.launcher.telling import describe
+from ddpz_lite.wire import callsite
 
 HEARTBEAT = 0.2  # seconds between two notes of where the main thread is
 PLACE_BYTES = 256  # the size of such a note in the job's folder
@@ -237,7 +237,7 @@ def _beat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None
 def _board(orders: Orders) -> Any:
     if not orders.record:
         return None
-    from ..wire import Board
+    from ddpz_lite.wire import Board
 
     return Board.open(os.path.join(orders.folder, "board"), orders.rank)
 
@@ -262,7 +262,7 @@ def _join(orders: Orders, board: Any) -> None:
     """Make the process group of all ranks, on the wire if the job is recorded."""
     import torch.distributed as dist
 
-    from .. import wire
+    from ddpz_lite import wire
 
     backend = orders.backend
     if orders.record:
@@ -296,7 +296,7 @@ def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _history(orders: Orders) -> tuple[list, list]:
     """What the wire saw on this rank: (records, spans)."""
-    from .. import wire
+    from ddpz_lite import wire
 
     return wire.detach() if orders.record else ([], [])
 

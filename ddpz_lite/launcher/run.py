@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..wire import Record, Span
+    from ddpz_lite.wire import Record, Span
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,7 +62,7 @@ class Run(Sequence):
         `ddpz explain` reads the file. Raises ValueError if nothing was recorded, for offsets that
         do not fit the ranks, and for a profile that does not say its rank.
         """
-        from ..wire.trace import write_trace
+        from ddpz_lite.wire.trace import write_trace
 
         write_trace(path, self, offsets, profiles)
 

@@ -11,8 +11,8 @@ import re
 import traceback
 from typing import Any
 
-from .. import callsite
-from .ship import CannotSend
+from ddpz_lite.launcher.ship import CannotSend
+from ddpz_lite.wire import callsite
 
 
 def describe(error: BaseException, history: tuple[list, list]) -> dict[str, Any]:

@@ -38,7 +38,8 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ddpz_lite import callsite, forking
+from ddpz_lite.launcher import forking
+from ddpz_lite.wire import callsite
 
 # Needed by every rank; imported before the first fork.
 PRELOAD = [
@@ -58,9 +59,8 @@ PRELOAD_IDLE = [
     "torch.distributed.checkpoint",
     "torch.distributed.optim",
     "ddpz_lite.strategies.parallelize",
-    "ddpz_lite.strategies.checkpoint",
+    "ddpz_lite.checkpoint.save_load",
     "ddpz_lite.meter",
-    "ddpz_lite.grade.beside",
 ]
 # A request: how many ranks, and the length of the folder's name, which follows; descriptors travel
 # beside it.

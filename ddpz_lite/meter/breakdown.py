@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpz_lite.stretches import Stretch, length, minus, union, within
+from ddpz_lite.meter.intervals import Stretch, length, minus, union, within
 
 if TYPE_CHECKING:
     from ddpz_lite.launcher.run import Run
@@ -73,7 +73,7 @@ def breakdown(
     if not counts[0] or len(set(counts)) > 1:
         raise ValueError(
             f"breakdown: the ranks have {', '.join(map(str, counts))} spans named {step!r}; each "
-            f"must have as many, and one at least. Cure: with dz.span({step!r}): around a step."
+            f"must have as many, and one at least. Fix: with dz.span({step!r}): around a step."
         )
     return [Step(ranks) for ranks in zip(*found, strict=True)]
 

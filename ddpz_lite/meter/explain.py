@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from ddpz_lite.meter.breakdown import breakdown
+from ddpz_lite.meter.intervals import Stretch, length, minus
 from ddpz_lite.meter.records import Call, Records, read_records
-from ddpz_lite.stretches import Stretch, length, minus
 from ddpz_lite.wire import Span
 from ddpz_lite.wire.trace import Trace
 
@@ -191,7 +191,7 @@ def _clocks_apart(rows: Iterable[dict[int, Call]]) -> str | None:
             worst = into.at - out.ended
             found = (
                 f"the clocks disagree by {_time(worst)} at least: rank {out.rank} came out of "
-                f"{out} before rank {into.rank} came in. Who was late cannot be said. Cure: "
+                f"{out} before rank {into.rank} came in. Who was late cannot be said. Fix: "
                 "estimate the offsets, and run.trace(path, offsets=...)"
             )
     return found

@@ -20,7 +20,7 @@ def records_in(run: Run, name: str | None = None, rank: int = 0) -> list[Record]
         known = ", ".join(dict.fromkeys(repr(s.name) for s in run.spans if s.rank == rank))
         raise ValueError(
             f"records_in: rank {rank} has no span {name!r}; it has {known or 'none'}. "
-            'Cure: with dz.span("step"): around what is to be counted.'
+            'Fix: with dz.span("step"): around what is to be counted.'
         )
     span = max(spans, key=lambda one: one.started)
     mine = (r for r in run.ledger if r.rank == rank)

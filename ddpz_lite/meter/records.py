@@ -20,7 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ddpz_lite import callsite
+from ddpz_lite.wire import callsite
 from ddpz_lite.wire.trace import Trace, read_trace
 
 FREE = re.compile(r"gather|scatter|reduce_scatter_v|all_?to_?all.*|.*coalesced|send|recv|barrier")
@@ -68,9 +68,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     """
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
-        raise ValueError(
-            "explain: there is no file to read. Cure: name a trace, or flight records."
-        )
+        raise ValueError("explain: there is no file to read. Fix: name a trace, or flight records.")
     loaded = {file: _load(file) for file in files}
     traces = [file for file, whole in loaded.items() if "traceEvents" in whole]
     if not traces:
@@ -83,7 +81,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     if len(files) > 1:
         raise ValueError(
             f"explain: {traces[0]} is a trace of a whole job, and {len(files)} files were named. "
-            "Cure: explain one trace at a time."
+            "Fix: explain one trace at a time."
         )
     return _traced(read_trace(traces[0]))
 
@@ -111,7 +109,7 @@ def _load(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(whole, dict) or not {"traceEvents", "entries"} & whole.keys():
         raise ValueError(
-            f"explain: {file} is neither a trace nor a flight record. Cure: name what run.trace() "
+            f"explain: {file} is neither a trace nor a flight record. Fix: name what run.trace() "
             "or torch's flight recorder wrote."
         )
     return whole
@@ -148,7 +146,7 @@ def _traced(trace: Trace) -> Records:
 def _flights(loaded: dict[Path, dict[str, Any]]) -> Records:
     by_rank = {_rank_of(file): whole for file, whole in loaded.items()}
     if len(by_rank) < len(loaded):
-        raise ValueError("explain: two files are of one rank. Cure: name one dump of each rank.")
+        raise ValueError("explain: two files are of one rank. Fix: name one dump of each rank.")
     members: dict[str, set[int]] = defaultdict(set)  # NCCL notes them; of gloo, who has called
     for rank, whole in by_rank.items():
         for name, about in whole.get("pg_config", {}).items():
@@ -179,7 +177,7 @@ def _rank_of(file: Path) -> int:
     if number is None:
         raise ValueError(
             f"explain: the name {file.name} does not end in a rank, as torch's dumps do. "
-            "Cure: name it, say, record_3 for rank 3."
+            "Fix: name it, say, record_3 for rank 3."
         )
     return int(number[1])
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .comm import _all_gather
+from ddpz_lite.strategies.comm import _all_gather
 
 
 def hierarchical_all_reduce(
@@ -33,7 +33,7 @@ def hierarchical_all_reduce(
     if not tensor.is_contiguous():
         raise ValueError(
             f"hierarchical_all_reduce: expected a contiguous tensor, got strides {tensor.stride()}."
-            " Cure: reduce tensor.contiguous() and copy the result back."
+            " Fix: reduce tensor.contiguous() and copy the result back."
         )
     local, flat = dist.get_world_size(near), tensor.view(-1)
     size = -(-flat.numel() // local)
@@ -57,7 +57,7 @@ def halving_doubling_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None 
     if tensor.dim() != 1 or not tensor.is_contiguous():
         raise ValueError(
             "halving_doubling_all_reduce: expected a contiguous 1-D tensor, got shape "
-            f"{tuple(tensor.shape)}, strides {tensor.stride()}. Cure: tensor.view(-1)."
+            f"{tuple(tensor.shape)}, strides {tensor.stride()}. Fix: tensor.view(-1)."
         )
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     power = 1 << (world.bit_length() - 1)

@@ -16,8 +16,8 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from .comm import Comm
-from .mesh import counted
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.mesh import counted
 
 
 @torch.no_grad()

@@ -125,7 +125,7 @@ class Comm:
             wanted = "1 dimension (shard) or 2" if cut is None else "2 dimensions, a stage for each"
             raise ValueError(
                 f"expected a mesh of {wanted} (replicate, shard), got {axes}. "
-                "Cure: init_device_mesh(device, (replicas, shards)); with other axes, "
+                "Fix: init_device_mesh(device, (replicas, shards)); with other axes, "
                 'mesh_dim_names, one of them "data".'
             )
         if isinstance(mesh, Comm):
@@ -149,7 +149,7 @@ class Comm:
         if mesh.size() != dist.get_world_size():
             raise ValueError(
                 f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: with other "
-                "axes than data a mesh has all ranks. Cure: one mesh for the world."
+                "axes than data a mesh has all ranks. Fix: one mesh for the world."
             )
         sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         others = [name for name, size in sizes.items() if name != "data" and size > 1]
@@ -285,7 +285,7 @@ class Comm:
             if other is not None:
                 raise RuntimeError(
                     f"{what} differ between ranks: rank 0 has {said[0]}, rank {other} has "
-                    f"{said[other]}. Cure: build the same model on every rank, with the same "
+                    f"{said[other]}. Fix: build the same model on every rank, with the same "
                     "arguments."
                 )
 
@@ -355,6 +355,6 @@ def _refuse_forgotten_init() -> None:
     if world != "1":
         raise RuntimeError(
             f"this is one of {world} ranks (WORLD_SIZE={world}), but torch.distributed was not "
-            "initialised, so each would train alone. Cure: call "
+            "initialised, so each would train alone. Fix: call "
             "torch.distributed.init_process_group() first."
         )

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .comm import Comm
-from .gradient import in_backward
-from .optim import ShardedOptimizer
-from .reducer import Bucket, CommHook, HookPerBucket, Reducer, buckets_of
-from .replica import Replica
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.gradient import in_backward
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.reducer import Bucket, CommHook, HookPerBucket, Reducer, buckets_of
+from ddpz_lite.strategies.replica import Replica
 
 
 class DDP(Replica):

@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .comm import Comm, Handle
-from .gradient import Shard, Waiting, in_backward, resident
-from .mesh import mark
-from .quantised import all_gather, rounded
+from ddpz_lite.strategies.comm import Comm, Handle
+from ddpz_lite.strategies.gradient import Shard, Waiting, in_backward, resident
+from ddpz_lite.strategies.mesh import mark
+from ddpz_lite.strategies.quantised import all_gather, rounded
 
 if TYPE_CHECKING:
-    from .optim import ShardedOptimizer
+    from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
@@ -223,14 +223,14 @@ class Flat:
             raise RuntimeError(
                 "a shard was changed outside of a step, but ranks that compute with the same "
                 "parameters each hold a part of it (ZeRO-1 outside), and the others have not "
-                "heard. Cure: optimizer.publish() after the change, on every rank."
+                "heard. Fix: optimizer.publish() after the change, on every rank."
             )
         for tensors, whole in ((self.params, self.full), (self.pieces, self.shard)):
             at = whole.untyped_storage()._cdata
             if any(tensor.untyped_storage()._cdata != at for tensor in tensors):
                 raise RuntimeError(
                     "a parameter was moved or cast, or its .data replaced, after sharding, so the "
-                    "optimizer steps on another tensor. Cure: module.to(...) before sharding; "
+                    "optimizer steps on another tensor. Fix: module.to(...) before sharding; "
                     "change values in place."
                 )
 
@@ -286,7 +286,7 @@ class Flat:
         """Copy the gradient of parameter `index`, in its shape, into the rows to be sent."""
         if grad.layout is not torch.strided:
             raise TypeError(
-                f"a gradient is {grad.layout}; only dense gradients can be laid flat. Cure: build "
+                f"a gradient is {grad.layout}; only dense gradients can be laid flat. Fix: build "
                 "the embedding with sparse=False."
             )
         laid, end_to_end = grad.reshape(-1), self._open_rows().view(-1)

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .clip import total_norm
-from .comm import Comm
+from ddpz_lite.strategies.clip import total_norm
+from ddpz_lite.strategies.comm import Comm
 
 if TYPE_CHECKING:
-    from .flat import Flat
+    from ddpz_lite.strategies.flat import Flat
 
 NORMS = ("norm", "linalg_norm", "linalg_vector_norm", "_foreach_norm")
 SCALER = "_amp_foreach_non_finite_check_and_unscale_"
@@ -163,7 +163,7 @@ class Resident(Placed):
         if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
             raise RuntimeError(
                 "p.grad = ... under fp16: nobody can tell whether this gradient carries the loss "
-                "scale. Cure: after backward p.grad.copy_(g), with a g that does not."
+                "scale. Fix: after backward p.grad.copy_(g), with a g that does not."
             )
         if value is None or value is not own_grad(self):
             flat.pieces[index].grad = None
@@ -250,7 +250,7 @@ class Gradient(Tensor):
         if changes or (args[0] is mine and any(r.alias_info for r in func._schema.returns)):
             raise TypeError(
                 f"{name} on p.grad: the gradient lies in shards; it can be changed element by "
-                "element (mul_, clamp_, copy_, ...) and read whole, but has no views. Cure: "
+                "element (mul_, clamp_, copy_, ...) and read whole, but has no views. Fix: "
                 "g = p.grad.clone(), change that, then p.grad.copy_(g)."
             )
         return func(*tree_map_only(cls, cls.whole, args), **tree_map_only(cls, cls.whole, kwargs))

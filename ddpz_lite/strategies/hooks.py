@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .comm import Comm, Handle
-from .flat import Layout
-from .precision import HALF
-from .quantised import BLOCK, dequantise, quantise
-from .reducer import CommHook
+from ddpz_lite.strategies.comm import Comm, Handle
+from ddpz_lite.strategies.flat import Layout
+from ddpz_lite.strategies.precision import HALF
+from ddpz_lite.strategies.quantised import BLOCK, dequantise, quantise
+from ddpz_lite.strategies.reducer import CommHook
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _real(gradients: Sequence[Tensor]) -> None:
     if gradients[0].is_complex():
         raise TypeError(
             f"a communication hook compresses real gradients, and these are {gradients[0].dtype}. "
-            "Cure: no comm_hook for this model."
+            "Fix: no comm_hook for this model."
         )
 
 
@@ -278,5 +278,5 @@ def _one_group(hook: object, comm: Comm) -> None:
     if comm.size > comm.world:
         raise ValueError(
             f"{type(hook).__name__} works inside one group, and here replicas stand behind it. "
-            "Cure: Rounded or PowerSGD, or a mesh of one dimension."
+            "Fix: Rounded or PowerSGD, or a mesh of one dimension."
         )

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .comm import Comm
+from ddpz_lite.strategies.comm import Comm
 
 
 class LocalSGD:

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .clip import clip_grad_norm_
-from .comm import Comm
-from .flat import Flat
-from .gradient import own_grad, set_own_grad
-from .precision import LossScale
+from ddpz_lite.strategies.clip import clip_grad_norm_
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.precision import LossScale
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -286,7 +286,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _unsupported(name: str, reason: str) -> str:
     return (
-        f"{name} cannot step on a shard: {reason}. Cure: take an optimizer that works element by "
+        f"{name} cannot step on a shard: {reason}. Fix: take an optimizer that works element by "
         "element (SGD, Adagrad, RMSprop, Adam, AdamW), or stage 0 without mixed_precision and "
         "offload, where every rank holds whole parameters."
     )

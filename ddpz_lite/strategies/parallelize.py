@@ -22,18 +22,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..placement import Placement, Stage, rows
-from .comm import Comm
-from .ddp import DDP
-from .gradient import own_grad
-from .optim import ShardedOptimizer
-from .pipeline import Pipeline, check_axes
-from .precision import HALF, LossScale, cast_ends, keeps_dtype
-from .replica import Replica, check_hooks
-from .units import Units
-from .zero1 import ZeRO1
-from .zero2 import ZeRO2
-from .zero3 import ZeRO3
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.ddp import DDP
+from ddpz_lite.strategies.gradient import own_grad
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.pipeline import Pipeline, check_axes
+from ddpz_lite.strategies.placement import Placement, Stage, rows
+from ddpz_lite.strategies.precision import HALF, LossScale, cast_ends, keeps_dtype
+from ddpz_lite.strategies.replica import Replica, check_hooks
+from ddpz_lite.strategies.units import Units
+from ddpz_lite.strategies.zero1 import ZeRO1
+from ddpz_lite.strategies.zero2 import ZeRO2
+from ddpz_lite.strategies.zero3 import ZeRO3
 
 ParamGroups = Callable[[nn.Module], Iterable[Any]]
 
@@ -145,14 +145,14 @@ def parallelize(
     if gather_dtype is not None and row.parameter is not Placement.SHARD:
         raise ValueError(
             f"gather_dtype={gather_dtype} is for parameters that are gathered to compute with, at "
-            f"stage 3, and this is stage={stage}. Cure: leave it out."
+            f"stage 3, and this is stage={stage}. Fix: leave it out."
         )
     check_axes(module, comm)
     pipe, module = (module, module.stage) if isinstance(module, Pipeline) else (None, module)
     if pipe is not None and pipe.clash is not None:
         raise ValueError(
             f"two stages have a parameter named {pipe.clash}, and checkpoints know them by name. "
-            "Cure: stages whose parameters have the names of the whole model, as gpt_stages makes."
+            "Fix: stages whose parameters have the names of the whole model, as gpt_stages makes."
         )
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = _named_groups(module, param_groups)
@@ -247,7 +247,7 @@ def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[d
         if strangers:
             raise ValueError(
                 f"param_groups returned a tensor of shape {tuple(strangers[0].shape)} that is no "
-                "parameter of the module. Cure: take it from module.parameters() inside the "
+                "parameter of the module. Fix: take it from module.parameters() inside the "
                 "function."
             )
         groups.append(group | {"params": [names[p] for p in params]})
@@ -256,6 +256,6 @@ def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[d
     if lost:
         raise ValueError(
             f"{len(lost)} trainable parameters are in no group, {lost[0]} for one, so they would "
-            "never be updated. Cure: put them in a group, or set requires_grad=False."
+            "never be updated. Fix: put them in a group, or set requires_grad=False."
         )
     return groups

@@ -2,7 +2,7 @@
 
 Stage s sends its output to s + 1, and gets the gradient of it back: nothing else is sent, but for
 the gradient of a parameter that two stages share. In which order a stage runs the forwards (F) and
-backwards (B) of its micro-batches is a schedule, and a schedule is data: see `ddpz_lite.schedules`.
+backwards (B) of its micro-batches is a schedule, and a schedule is data: see `schedules`.
 
 [Note: two that send first] In the middle of 1F1B, stage s sends an output while s + 1 sends a
 gradient. If both sent first and waited, neither would receive. So what an action has made leaves
@@ -29,14 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..model import GPT
-from ..schedules import Action, Schedule, play, words
-from ..wire import span
-from .comm import Comm
-from .ddp import DDP
-from .gradient import Resident, own_grad, set_own_grad
-from .mesh import cuts_of, mark
-from .replica import Replica
+from ddpz_lite.model import GPT
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.ddp import DDP
+from ddpz_lite.strategies.gradient import Resident, own_grad, set_own_grad
+from ddpz_lite.strategies.mesh import cuts_of, mark
+from ddpz_lite.strategies.replica import Replica
+from ddpz_lite.strategies.schedules import Action, Schedule, play, words
+from ddpz_lite.wire import span
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -90,7 +90,7 @@ def gpt_stages(gpt: GPT, stages: int | Sequence[int]) -> list[GPTStage]:
         sizes = list(stages)
     if sum(sizes) != count or min(sizes, default=0) < 1:
         raise ValueError(
-            f"{count} blocks cannot be dealt to stages of {sizes or stages} blocks. Cure: at least "
+            f"{count} blocks cannot be dealt to stages of {sizes or stages} blocks. Fix: at least "
             f"one block for each stage, {count} together."
         )
     ends = list(accumulate(sizes, initial=0))
@@ -118,7 +118,7 @@ class Pipeline(nn.Module):
             one, with the batch as its first dimension. A parameter that is in several stages is
             tied: it starts with the values of the first, and its gradient is the sum over all.
         schedule: for each stage the order of its actions: `gpipe(p, m)`, `one_f_one_b(p, m)` of
-            `ddpz_lite.schedules`, or your own.
+            `ddpz_lite.strategies.schedules`, or your own.
         group: a process group or 1-D mesh; stage s is its rank s. Default: the world.
 
     Attributes: `most_live` is how many micro-batches the last step held activations of, at most;
@@ -140,13 +140,13 @@ class Pipeline(nn.Module):
         if len(schedule[0][0]) > 2:
             raise ValueError(
                 "the schedule is interleaved: ranks have several chunks of the model, and a "
-                "Pipeline has one stage on each. Cure: one_f_one_b(stages, micro_batches), or "
+                "Pipeline has one stage on each. Fix: one_f_one_b(stages, micro_batches), or "
                 "torch.distributed.pipelining.ScheduleInterleaved1F1B."
             )
         if not len(stages) == len(schedule) == self.comm.world:
             raise ValueError(
                 f"{len(stages)} stages and a schedule for {len(schedule)}, on a group of "
-                f"{self.comm.world} ranks. Cure: one stage on each rank."
+                f"{self.comm.world} ranks. Fix: one stage on each rank."
             )
         self.comm.check_equal("the schedules", list(map(words, schedule)))
         self.comm.reduce_scalar(torch.zeros(()))  # [Note: all ranks first]
@@ -185,7 +185,7 @@ class Pipeline(nn.Module):
             if param.is_meta:
                 raise ValueError(
                     f"{names[param]} is on the meta device and in several stages, which would draw "
-                    "different values. Cure: build the model on a device."
+                    "different values. Fix: build the model on a device."
                 )
             tied[names[param]] = where
             mark(param, apart=True, elsewhere=self.index != where[0])
@@ -267,7 +267,7 @@ class Pipeline(nn.Module):
         if len(weights) != self.micro_batches or len(inputs) != len(targets):
             raise ValueError(
                 f"{len(inputs)} inputs, {len(targets)} targets, {len(weights)} weights for "
-                f"{self.micro_batches} micro-batches. Cure: a target for each input, a weight for "
+                f"{self.micro_batches} micro-batches. Fix: a target for each input, a weight for "
                 "each micro-batch."
             )
         self._forget()
@@ -311,7 +311,7 @@ class Pipeline(nn.Module):
             what = f"of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch)
             raise ValueError(
                 f"{name} must be a tensor of at least {self.micro_batches} rows, one for each "
-                f"micro-batch; got {what}. Cure: a larger batch, or fewer micro-batches."
+                f"micro-batch; got {what}. Fix: a larger batch, or fewer micro-batches."
             )
         return batch.tensor_split(self.micro_batches)
 
@@ -328,7 +328,7 @@ class Pipeline(nn.Module):
             self._losses.append(output.detach())
         elif _told(output)[0] != len(inputs):
             raise ValueError(
-                f"stage {self.index} returned {_told(output)[1]} for {len(inputs)} rows. Cure: one "
+                f"stage {self.index} returned {_told(output)[1]} for {len(inputs)} rows. Fix: one "
                 "floating-point tensor, with the batch as its first dimension."
             )
         if torch.is_grad_enabled():
@@ -350,7 +350,7 @@ class Pipeline(nn.Module):
         if received.grad is None:
             raise RuntimeError(
                 f"stage {self.index} gave its input no gradient, so no stage before it learns. "
-                "Cure: no detach(), .data or no_grad() on the way from input to output."
+                "Fix: no detach(), .data or no_grad() on the way from input to output."
             )
         return received.grad.contiguous()
 
@@ -414,6 +414,6 @@ def check_axes(model: nn.Module, comm: Comm) -> None:
     for axis in (axis for axis, is_cut in cuts.items() if is_cut and axis not in comm.axes):
         raise ValueError(
             f"ranks have different parts of the model, and no mesh with an axis {axis!r} tells "
-            "which: each would take its part for the whole. Cure: parallelize(model, ..., "
+            "which: each would take its part for the whole. Fix: parallelize(model, ..., "
             'mesh=init_device_mesh(device, (d, p, t), mesh_dim_names=("data", "pipe", "tensor"))).'
         )

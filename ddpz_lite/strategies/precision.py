@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
-from .comm import Comm
+from ddpz_lite.strategies.comm import Comm
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -106,7 +106,7 @@ def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | Non
         if loss_scale is not None and not left:
             raise TypeError(
                 f"fp16: no tensor was found in the model's output, a {type(output).__name__}, so "
-                "its gradient would not be scaled. Cure: return a tensor, tuple, list, dict or "
+                "its gradient would not be scaled. Fix: return a tensor, tuple, list, dict or "
                 "dataclass."
             )
         return output

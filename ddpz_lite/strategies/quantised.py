@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .comm import Comm, Handle
+from ddpz_lite.strategies.comm import Comm, Handle
 
 BLOCK = 256  # elements that share a scale
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from .comm import Comm, Handle
-from .flat import Layout, travels_as
-from .gradient import own_grad, set_own_grad
-from .mesh import apart
+from ddpz_lite.strategies.comm import Comm, Handle
+from ddpz_lite.strategies.flat import Layout, travels_as
+from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.mesh import apart
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -127,7 +127,7 @@ def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
         return None
     if known is not None:
         raise RuntimeError(
-            "a backward began inside another one, or after one that raised. Cure: "
+            "a backward began inside another one, or after one that raised. Fix: "
             "checkpoint(..., use_reentrant=False); optimizer.zero_grad() after an exception."
         )
     Variable._execution_engine.queue_callback(end)
@@ -178,7 +178,7 @@ class Reducer:
         bucket, arrived = self.buckets[b], self._arrived[b]
         if i in arrived:
             raise RuntimeError(
-                "a parameter got its gradient twice in one backward. Cure: one backward per "
+                "a parameter got its gradient twice in one backward. Fix: one backward per "
                 "graph; checkpoint(..., use_reentrant=False)."
             )
         arrived.add(i)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .comm import Comm
-from .flat import Flat
-from .optim import ShardedOptimizer
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
 class Replica(nn.Module):
@@ -60,7 +60,7 @@ class Replica(nn.Module):
         if not total > 0:
             raise ValueError(
                 f"the batches of all ranks together hold {total:g} samples, so they have no mean. "
-                "Cure: end the loop when no rank has a batch left."
+                "Fix: end the loop when no rank has a batch left."
             )
         return count * self.comm.size / total
 
@@ -122,7 +122,7 @@ def check_separate(named: Iterable[tuple[str, Tensor]]) -> None:
         if one == other and start < stop:
             raise ValueError(
                 f"{name} and {also} share memory but are two parameters, so each would train a "
-                "copy of its own. Cure: one Parameter in both places, or clone() one; or stage 0."
+                "copy of its own. Fix: one Parameter in both places, or clone() one; or stage 0."
             )
 
 
@@ -132,7 +132,7 @@ def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
         if param.requires_grad:
             raise RuntimeError(
                 f"{name} was frozen when the model was wrapped and has requires_grad=True now; "
-                "its gradient would never be reduced. Cure: set requires_grad before wrapping."
+                "its gradient would never be reduced. Fix: set requires_grad before wrapping."
             )
 
 
@@ -142,5 +142,5 @@ def check_hooks(module: nn.Module, sharded: bool) -> None:
         if param._post_accumulate_grad_hooks or (sharded and param._backward_hooks):
             raise ValueError(
                 f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
-                "would not call. Cure: build a new module; change gradients after backward."
+                "would not call. Fix: build a new module; change gradients after backward."
             )

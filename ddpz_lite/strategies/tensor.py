@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..model import GPT, Block
-from .comm import Comm
-from .mesh import Cut, mark
+from ddpz_lite.model import GPT, Block
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.mesh import Cut, mark
 
 Group = dist.DeviceMesh | dist.ProcessGroup | Comm | None
 
@@ -150,7 +150,7 @@ def tensor_parallel(gpt: GPT, group: Group = None) -> GPT:
     if gpt.config.dropout:
         raise ValueError(
             f"tensor_parallel with dropout {gpt.config.dropout}: ranks that draw different masks "
-            "would train different embeddings and norms. Cure: GPTConfig(dropout=0)."
+            "would train different embeddings and norms. Fix: GPTConfig(dropout=0)."
         )
     _check(heads, comm, "heads")
     comm.broadcast(list(gpt.parameters()))
@@ -169,6 +169,6 @@ def tensor_parallel(gpt: GPT, group: Group = None) -> GPT:
 def _check(count: int, comm: Comm, what: str) -> None:
     if count % comm.world:
         raise ValueError(
-            f"{count} {what} do not divide into {comm.world} ranks. Cure: a number of ranks that "
+            f"{count} {what} do not divide into {comm.world} ranks. Fix: a number of ranks that "
             f"divides {count}."
         )

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from .flat import Flat
-from .mesh import mark
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.mesh import mark
 
 Units = Callable[[str, nn.Module], bool] | Collection[type] | None
 
@@ -65,13 +65,13 @@ class Watched(dict):
     def _refuse(self, name: str) -> NoReturn:
         raise RuntimeError(
             f"parameter {name!r} of a module was set, replaced or removed after sharding, as "
-            "functional_call does: ZeRO-3 would neither gather nor train it. Cure: change the "
+            "functional_call does: ZeRO-3 would neither gather nor train it. Fix: change the "
             "module before ZeRO3(module); for other values, summon() or load_full_state_dict."
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RuntimeError(
-            "a module in ZeRO3 cannot be copied: the copy would gather the original. Cure: load "
+            "a module in ZeRO3 cannot be copied: the copy would gather the original. Fix: load "
             "full_state_dict(model) into a new module; for an average, average model.parameters()."
         )
 
@@ -235,13 +235,13 @@ def _chosen(module: nn.Module, units: Units) -> Iterator[str]:
             if not is_called(child):
                 raise ValueError(
                     f"{name} is a {type(child).__name__}, which is never called, so it cannot be "
-                    "a unit. Cure: choose its members."
+                    "a unit. Fix: choose its members."
                 )
             chosen += 1
             yield name
     if not chosen:
         raise ValueError(
-            f"no module of {type(module).__name__} fits units={units!r}. Cure: pass the class of "
+            f"no module of {type(module).__name__} fits units={units!r}. Fix: pass the class of "
             "its blocks, or None for the default."
         )
 
@@ -327,7 +327,7 @@ class Builder:
             if reset is None:
                 raise RuntimeError(
                     f"{type(module).__name__} is on the meta device and has no "
-                    "reset_parameters(). Cure: pass init_fn, a function that fills a module's "
+                    "reset_parameters(). Fix: pass init_fn, a function that fills a module's "
                     "parameters and buffers in place."
                 )
             with torch.no_grad():

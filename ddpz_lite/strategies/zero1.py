@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .comm import Comm
-from .flat import Flat
-from .gradient import own_grad, set_own_grad
-from .optim import ShardedOptimizer
-from .precision import LossScale
-from .reducer import buckets_of
-from .replica import check_frozen, check_separate
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.precision import LossScale
+from ddpz_lite.strategies.reducer import buckets_of
+from ddpz_lite.strategies.replica import check_frozen, check_separate
 
 
 class ZeRO1(ShardedOptimizer):

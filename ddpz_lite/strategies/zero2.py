@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import nn
 
-from .flat import Flat
-from .gradient import own_grad, set_own_grad
-from .reducer import Reducer
-from .zero1 import ZeRO1
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.reducer import Reducer
+from ddpz_lite.strategies.zero1 import ZeRO1
 
 
 class Shards:

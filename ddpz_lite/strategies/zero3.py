@@ -34,15 +34,25 @@ from torch import Tensor, nn
 from torch._dynamo.decorators import skip
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .comm import Comm
-from .flat import Flat
-from .gradient import in_backward
-from .mesh import apart
-from .precision import keeps_dtype
-from .reducer import new_backward
-from .replica import Replica, check_hooks, check_separate
-from .schedule import Schedule
-from .units import Backward, Builder, Held, Slot, Unit, Units, Watched, is_called, split
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.gradient import in_backward
+from ddpz_lite.strategies.mesh import apart
+from ddpz_lite.strategies.precision import keeps_dtype
+from ddpz_lite.strategies.prefetch import Schedule
+from ddpz_lite.strategies.reducer import new_backward
+from ddpz_lite.strategies.replica import Replica, check_hooks, check_separate
+from ddpz_lite.strategies.units import (
+    Backward,
+    Builder,
+    Held,
+    Slot,
+    Unit,
+    Units,
+    Watched,
+    is_called,
+    split,
+)
 
 AS_THEY_ARE = {"dtype": None, "gather_dtype": None}  # of modules that keep their dtype
 _models: weakref.WeakSet[ZeRO3] = weakref.WeakSet()
@@ -253,7 +263,7 @@ class ZeRO3(Replica):
                 name = next(n for n, p in self.module.named_parameters() if p is piece)
                 raise RuntimeError(
                     f"register_hook was called on a shard of {name}: autograd does not come to "
-                    "shards, so the hook would never run. Cure: remove it; hooks of "
+                    "shards, so the hook would never run. Fix: remove it; hooks of "
                     "register_post_accumulate_grad_hook get the shard with its final gradient."
                 )
         self._plan = self._schedule if module is self.module else None
@@ -343,7 +353,7 @@ class ZeRO3(Replica):
             if torch.is_grad_enabled():
                 raise RuntimeError(
                     "backward with create_graph=True: ZeRO-3 has freed the parameters when the "
-                    "second derivative needs them. Cure: stage 2."
+                    "second derivative needs them. Fix: stage 2."
                 )
             self._run, self._awaited = run, False
             for unit in self.units:  # the root first, though its own hook may come second
@@ -482,7 +492,7 @@ def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
     raise RuntimeError(
         f"backward has come to a shard of {name}: outside of a forward a parameter is this rank's "
         "part of it, as it is in parameters() at any time, and the loss was computed with that "
-        "part. Cure: compute the term inside forward, with parameters by name, as in "
+        "part. Fix: compute the term inside forward, with parameters by name, as in "
         "self.layer.weight; or stage 2."
     )
 
@@ -509,7 +519,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if lost := [p for p in params if p in model._given]:
             raise RuntimeError(
                 f"this {name} was built before sharding: it holds {model._given[lost[0]]}, "
-                "whose values now live in shards. Cure: build it from model.parameters() after "
+                "whose values now live in shards. Fix: build it from model.parameters() after "
                 "model = ZeRO3(module)."
             )
         mine = [p for p in params if p in model._pieces]
@@ -519,7 +529,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             raise RuntimeError(
                 f"{name} steps after a forward of the model, but no backward has come to it: none "
                 "was called, it raised, or it was backward(inputs=...), which does not know "
-                "shards. Cure: loss.backward(); a forward without backward under torch.no_grad()."
+                "shards. Fix: loss.backward(); a forward without backward under torch.no_grad()."
             )
         for unit in model.units:
             unit.free()

@@ -9,9 +9,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from ..data import Corpus, RankSampler
-from ..strategies.comm import Comm
-from .recipe import Recipe
+from ddpz_lite.data import Corpus, RankSampler
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.trainer.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import Corpus
-from ..strategies.comm import Comm
-from ..strategies.optim import ShardedOptimizer
-from .recipe import PROFILED, UNPROFILED, Recipe
-from .saving import TrainingError
+from ddpz_lite.data import Corpus
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.trainer.recipe import PROFILED, UNPROFILED, Recipe
+from ddpz_lite.trainer.saving import TrainingError
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Log:
         if not math.isfinite(self.losses[-1]):
             raise TrainingError(
                 f"the loss at step {step} is {self.losses[-1]}: training has diverged. "
-                "Cure: a lower --lr, a longer --warmup, or --clip 1."
+                "Fix: a lower --lr, a longer --warmup, or --clip 1."
             )
 
     def report(self, step: int, optimizer: ShardedOptimizer, norm: Tensor | None) -> None:
@@ -168,6 +168,6 @@ def summary_writer() -> type:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ModuleNotFoundError(
-            "--tensorboard needs the package tensorboard. Cure: pip install tensorboard"
+            "--tensorboard needs the package tensorboard. Fix: pip install tensorboard"
         ) from error
     return SummaryWriter

@@ -29,23 +29,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..data import Corpus, corpus
-from ..launcher import device as this_device
-from ..launcher import progress
-from ..launcher import rank as launched
-from ..model import GPT, GPTConfig, next_token_loss
-from ..strategies.comm import Comm
-from ..strategies.full_state import full_state_dict
-from ..strategies.optim import ShardedOptimizer
-from ..strategies.parallelize import parallelize
-from ..strategies.parts import plain
-from ..strategies.pipeline import Pipeline
-from .batches import Batch, Batches
-from .log import Log
-from .mesh import mesh_of, nats_through, pipeline_of
-from .recipe import Recipe
-from .saving import Saver, TrainingError
-from .survivors import Survivors
+from ddpz_lite.checkpoint.full_state import full_state_dict
+from ddpz_lite.checkpoint.parts import plain
+from ddpz_lite.data import Corpus, corpus
+from ddpz_lite.launcher import device as this_device
+from ddpz_lite.launcher import progress
+from ddpz_lite.launcher import rank as launched
+from ddpz_lite.model import GPT, GPTConfig, next_token_loss
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.pipeline import Pipeline
+from ddpz_lite.trainer.batches import Batch, Batches
+from ddpz_lite.trainer.log import Log
+from ddpz_lite.trainer.mesh import mesh_of, nats_through, pipeline_of
+from ddpz_lite.trainer.recipe import Recipe
+from ddpz_lite.trainer.saving import Saver, TrainingError
+from ddpz_lite.trainer.survivors import Survivors
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 BETAS = (0.9, 0.95)
@@ -244,7 +244,7 @@ def _replicas(recipe: Recipe) -> dist.DeviceMesh | None:
     size = recipe.shard_size or world
     if world % size:
         raise TrainingError(
-            f"--shard-size {size} does not divide the {world} ranks. Cure: a divisor; best is the "
+            f"--shard-size {size} does not divide the {world} ranks. Fix: a divisor; best is the "
             "number of ranks on a machine."
         )
     return init_device_mesh(this_device().type, (world // size, size)) if size < world else None

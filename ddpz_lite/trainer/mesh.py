@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..model import GPT, next_token_loss
-from ..schedules import one_f_one_b
-from ..strategies.comm import Comm
-from ..strategies.parts import comm_of
-from ..strategies.pipeline import Pipeline, gpt_stages
-from ..strategies.tensor import tensor_parallel
-from .batches import Batch
-from .recipe import Recipe
-from .saving import TrainingError
+from ddpz_lite.checkpoint.parts import comm_of
+from ddpz_lite.model import GPT, next_token_loss
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.pipeline import Pipeline, gpt_stages
+from ddpz_lite.strategies.schedules import one_f_one_b
+from ddpz_lite.strategies.tensor import tensor_parallel
+from ddpz_lite.trainer.batches import Batch
+from ddpz_lite.trainer.recipe import Recipe
+from ddpz_lite.trainer.saving import TrainingError
 
 IGNORED = -100  # a target that cross-entropy leaves out
 

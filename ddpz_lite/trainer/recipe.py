@@ -172,13 +172,13 @@ class Recipe:
         if self.stage or self.shard_size or self.mesh:
             raise ValueError(
                 "--survive needs all of the state on every rank, and here it is in shards: what "
-                "only the dead rank held would be lost. Cure: --stage 0 alone; or --checkpoint DIR "
+                "only the dead rank held would be lost. Fix: --stage 0 alone; or --checkpoint DIR "
                 "--resume, by which the ranks that are left begin anew from the last save"
             )
         if self.save_in_background:
             raise ValueError(
                 "--survive and --save-in-background do not go together: the thread that writes has "
-                "a process group of its own, which nobody would mend. Cure: one of them"
+                "a process group of its own, which nobody would mend. Fix: one of them"
             )
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import nn
 
-from ..data import Corpus
-from ..strategies.checkpoint import load_checkpoint, save_checkpoint
-from ..strategies.checkpoint_background import Saving, save_in_background
-from ..strategies.comm import Comm
-from ..strategies.optim import ShardedOptimizer
-from .batches import Batches
-from .interval import best_interval
-from .recipe import AUTO, Recipe
+from ddpz_lite.checkpoint.background import Saving, save_in_background
+from ddpz_lite.checkpoint.save_load import load_checkpoint, save_checkpoint
+from ddpz_lite.data import Corpus
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.trainer.batches import Batches
+from ddpz_lite.trainer.interval import best_interval
+from ddpz_lite.trainer.recipe import AUTO, Recipe
 
 HOUR = 3600.0  # seconds
 FIRST = 10  # steps until the first save where the interval is found out: it measures both
@@ -147,9 +147,9 @@ class Saver:
         if extra["text"] != self.fingerprint:
             raise TrainingError(
                 f"the checkpoints in {self.recipe.checkpoint} come from another text than "
-                f"{self.text.name}. Cure: the same --text, or another --checkpoint folder."
+                f"{self.text.name}. Fix: the same --text, or another --checkpoint folder."
             )
         try:
             self.batches.load_state_dict(extra["sampler"])
         except ValueError as error:
-            raise TrainingError(f"{error} Cure: the same --seed and --context.") from error
+            raise TrainingError(f"{error} Fix: the same --seed and --context.") from error

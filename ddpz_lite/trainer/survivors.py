@@ -36,12 +36,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..launcher.failure import PEER_LOST
-from ..strategies.checkpoint_files import pack, restore_rng, rng_state
-from ..strategies.comm import Comm
-from ..strategies.ddp import DDP
-from ..strategies.full_state import full_state_dict, load_full_state_dict
-from ..strategies.optim import ShardedOptimizer
+from ddpz_lite.checkpoint.files import pack, restore_rng, rng_state
+from ddpz_lite.checkpoint.full_state import full_state_dict, load_full_state_dict
+from ddpz_lite.launcher.failure import PEER_LOST
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.ddp import DDP
+from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
 class Survivors:
@@ -121,7 +121,7 @@ class Survivors:
         members = json.loads(self.store.compare_set(f"{key}/in", "", json.dumps(here)))
         if self.rank not in members:
             raise RuntimeError(
-                f"rank {self.rank} came too late: ranks {members} have gone on without it. Cure: a "
+                f"rank {self.rank} came too late: ranks {members} have gone on without it. Fix: a "
                 f"longer wait= than {self.wait:g} seconds, if ranks may be that far apart."
             )
         self.members = members
@@ -135,7 +135,7 @@ def _check_whole(model: nn.Module, optimizer: torch.optim.Optimizer, error: Exce
     of_the_world = isinstance(model, DDP) and model.comm.group is None and not model.comm.axes
     if cut or not of_the_world:
         raise RuntimeError(
-            "a rank is lost, and what only it held is lost with it: the state is in shards. Cure: "
+            "a rank is lost, and what only it held is lost with it: the state is in shards. Fix: "
             "start the ranks that are left anew and load_checkpoint() the last save, which fits "
             "any world; or stage 0 over the world, where every rank holds everything."
         ) from error

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import callsite
-from .board import Board, Position
-from .ledger import Record, Span, span
-from .network import Network
+from ddpz_lite.wire import callsite
+from ddpz_lite.wire.board import Board, Position
+from ddpz_lite.wire.ledger import Record, Span, span
+from ddpz_lite.wire.network import Network
 
 if TYPE_CHECKING:
-    from .backend import attach, detach, mark, renew
-    from .mismatch import CollectiveMismatch
+    from ddpz_lite.wire.backend import attach, detach, mark, renew
+    from ddpz_lite.wire.mismatch import CollectiveMismatch
 
 __all__ = [
     "Board",

@@ -22,16 +22,15 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-from .. import callsite
-from . import ledger
-from .board import Board
-from .format import OTHER
-from .group import WireGroup
-from .ledger import Record, Span
-from .mismatch import compare_members
-from .network import Network
-from .shaping import sharpen_sleep
-from .tap import Tap
+from ddpz_lite.wire import callsite, ledger
+from ddpz_lite.wire.board import Board
+from ddpz_lite.wire.format import OTHER
+from ddpz_lite.wire.group import WireGroup
+from ddpz_lite.wire.ledger import Record, Span
+from ddpz_lite.wire.mismatch import compare_members
+from ddpz_lite.wire.network import Network
+from ddpz_lite.wire.shaping import sharpen_sleep
+from ddpz_lite.wire.tap import Tap
 
 WIRED = {"gloo", "nccl"}
 _KINDS = {"gloo": ProcessGroup.BackendType.GLOO, "nccl": ProcessGroup.BackendType.NCCL}

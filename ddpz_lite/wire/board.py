@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 
-from .format import (
+from ddpz_lite.wire.format import (
     CHANNELS,
     COUNT_AT,
     GROUPS,
@@ -41,8 +41,8 @@ from .format import (
     Position,
     digest,
 )
-from .reading import Reading
-from .stall import Stall, explain
+from ddpz_lite.wire.reading import Reading
+from ddpz_lite.wire.stall import Stall, explain
 
 __all__ = ["RECHECK", "Board", "Position"]
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from . import cost
-from .format import TEXT, digest
+from ddpz_lite.wire import cost
+from ddpz_lite.wire.format import TEXT, digest
 
 
 class Call(NamedTuple):

@@ -17,11 +17,11 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
-from .. import callsite
-from . import call as calls
-from .call import Call
-from .format import COLLECTIVE, SPLITS
-from .issuing import Issuing
+from ddpz_lite.wire import call as calls
+from ddpz_lite.wire import callsite
+from ddpz_lite.wire.call import Call
+from ddpz_lite.wire.format import COLLECTIVE, SPLITS
+from ddpz_lite.wire.issuing import Issuing
 
 _NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")  # torch 2.13 renamed five operations
 _ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"

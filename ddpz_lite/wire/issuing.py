@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from .. import callsite
-from . import call as calls
-from .call import Call
-from .format import COLLECTIVE, RECV, SEND, digest
-from .ledger import Entry
-from .mismatch import Members, compare_calls, compare_parts
-from .shaping import Transfer
-from .tap import Tap
-from .work import Wired
+from ddpz_lite.wire import call as calls
+from ddpz_lite.wire import callsite
+from ddpz_lite.wire.call import Call
+from ddpz_lite.wire.format import COLLECTIVE, RECV, SEND, digest
+from ddpz_lite.wire.ledger import Entry
+from ddpz_lite.wire.mismatch import Members, compare_calls, compare_parts
+from ddpz_lite.wire.shaping import Transfer
+from ddpz_lite.wire.tap import Tap
+from ddpz_lite.wire.work import Wired
 
 _BLOCKING = frozenset({"send", "recv"})
 _C10D = "torch.distributed.distributed_c10d"

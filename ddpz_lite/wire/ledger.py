@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from ..callsite import uncollected
-from .network import Network
+from ddpz_lite.wire.callsite import uncollected
+from ddpz_lite.wire.network import Network
 
 GRACE = 0.1  # seconds for the last operations to be noted
 

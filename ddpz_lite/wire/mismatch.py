@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from torch.distributed import Store
 
-from .board import RECHECK, Board
-from .call import Call
-from .format import Slot
+from ddpz_lite.wire.board import RECHECK, Board
+from ddpz_lite.wire.call import Call
+from ddpz_lite.wire.format import Slot
 
 
 class Members(NamedTuple):

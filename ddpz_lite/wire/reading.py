@@ -6,7 +6,7 @@ import mmap
 import os
 import struct
 
-from .format import (
+from ddpz_lite.wire.format import (
     CHANNELS,
     COLLECTIVE,
     COUNT_AT,

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cost import children
-from .format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
-from .reading import Reading
+from ddpz_lite.wire.cost import children
+from ddpz_lite.wire.format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, SPLITS, Head, digest
+from ddpz_lite.wire.reading import Reading
 
 _ENDED = (PHASES.index("returned"), PHASES.index("raised"))
 

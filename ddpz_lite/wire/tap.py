@@ -8,11 +8,11 @@ import time
 import torch
 from torch.distributed import Work
 
-from .board import Board
-from .ledger import Entry, Ledger
-from .network import Network
-from .shaping import Clock, Link
-from .waiters import Waiters
+from ddpz_lite.wire.board import Board
+from ddpz_lite.wire.ledger import Entry, Ledger
+from ddpz_lite.wire.network import Network
+from ddpz_lite.wire.shaping import Clock, Link
+from ddpz_lite.wire.waiters import Waiters
 
 SETTLE = 1.0  # seconds that detach gives the GPU to finish what is queued
 

@@ -19,11 +19,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from .. import __version__
-from .ledger import Record, Span
+from ddpz_lite import __version__
+from ddpz_lite.wire.ledger import Record, Span
 
 if TYPE_CHECKING:
-    from ..launcher.run import Run
+    from ddpz_lite.launcher.run import Run
 
 CALL, SPAN, WAIT = "communication", "span", "wait"  # categories of our events
 MAKER = "ddpz-lite"
@@ -88,7 +88,7 @@ def write_trace(
     begins += [event["ts"] for event in foreign if "ts" in event]
     if not begins:
         raise ValueError(
-            "trace: this run recorded nothing. Cure: launch with record=True, and let the ranks "
+            "trace: this run recorded nothing. Fix: launch with record=True, and let the ranks "
             'call a collective or open a span: with dz.span("step"): ...'
         )
     facts = {
@@ -137,7 +137,7 @@ def _clocks(world: int, offsets: Sequence[float | tuple[float, float]] | None) -
         return [_Clock()] * world  # the ranks of one machine share a clock
     if len(offsets) != world:
         raise ValueError(
-            f"trace: {len(offsets)} offsets for {world} ranks. Cure: one number a rank, or a pair "
+            f"trace: {len(offsets)} offsets for {world} ranks. Fix: one number a rank, or a pair "
             "(seconds ahead of rank 0, seconds gained per second), rank 0's own first."
         )
     return [_Clock(*one) if isinstance(one, Sequence) else _Clock(float(one)) for one in offsets]
@@ -225,7 +225,7 @@ def _of_profile(path: Path, run: Run, clocks: Sequence[_Clock], first: int) -> l
     rank = whole.get("distributedInfo", {}).get("rank") if isinstance(whole, dict) else None
     if rank is None or "traceEvents" not in whole:
         raise ValueError(
-            f"trace: {path} does not say which rank it is of. Cure: let torch.profiler export it "
+            f"trace: {path} does not say which rank it is of. Fix: let torch.profiler export it "
             "on a rank, before the process group is destroyed."
         )
     if not 0 <= rank < run.world_size:
@@ -276,7 +276,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     whole = _load(Path(path))
     facts = whole.get("otherData") if isinstance(whole, dict) else None
     if not isinstance(facts, dict) or not str(facts.get("made_by")).startswith(MAKER):
-        raise ValueError(f"{path} is no trace of run.trace(). Cure: write it with that.")
+        raise ValueError(f"{path} is no trace of run.trace(). Fix: write it with that.")
     ledger, spans = [], []
     events = [e for e in whole["traceEvents"] if e.get("cat") in (CALL, SPAN, WAIT)]
     waits = {(e["pid"], e["args"]["seq"]): _times(e) for e in events if e["cat"] == WAIT}

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from .ledger import Entry
-from .shaping import Transfer, sleep_until
-from .tap import Tap
+from ddpz_lite.wire.ledger import Entry
+from ddpz_lite.wire.shaping import Transfer, sleep_until
+from ddpz_lite.wire.tap import Tap
 
 FOREVER = timedelta(0)  # what C++ passes when the caller gave no time limit
 

@@ -16,7 +16,7 @@ class Wrong:
     name    what the mistake is, in a few words
     source  the answer cell with the mistake; the exercise's given cells run before it
     says    part of the sentence that it must receive, its own among the task's
-    loses   the aspects (their `says`) that must fail; by default the task's first
+    loses   the criteria (their `says`) that must fail; by default the task's first
     """
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from answers import trying
-from ddpz_lite.grade.task import tasks
+from ddpz_lite.course.check.task import tasks
 
 
 def main(words: list[str]) -> int:

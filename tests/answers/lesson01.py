@@ -323,7 +323,7 @@ def scaled_step(parameters, optimizer, scaler):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 OPTIMIZERS = ("float32, several optimizers, before and after a step", "")
 WHOLE = "equal parts: the gradients of the whole batch"

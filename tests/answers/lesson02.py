@@ -373,7 +373,7 @@ def ring_all_reduce(tensor):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 ROOT0 = ("every rank has the root's tensor, root 0", "")
 RING2 = ("2(N-1) messages from each rank", "uneven")

@@ -894,7 +894,7 @@ def f1(predicted, labels):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "03.same_start": {

@@ -531,7 +531,7 @@ def stop_together(step, wants_to_stop, most):
     ],
 }
 
-# ---- what the texts promise, and who judges it: (aspect, kind of case) ----
+# ---- what the texts promise, and who judges it: (criterion, kind of case) ----
 
 PROMISES = {
     "04.token_buckets": {

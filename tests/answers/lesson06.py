@@ -624,7 +624,7 @@ def local_sgd(parameters, optimizer, steps, every):
     ],
 }
 
-# ---- what the texts promise, and who judges it: (aspect, kind of case) ----
+# ---- what the texts promise, and who judges it: (criterion, kind of case) ----
 
 PROMISES = {
     "06.top_k": {

@@ -481,7 +481,7 @@ def largest_rate(curvatures, delay):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "07.sharded_server": {

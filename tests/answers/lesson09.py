@@ -241,7 +241,7 @@ class ZeRO1:
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 FEW = ("few parameters, equal parameters", "few")
 QUIET = ("nothing is sent, and sizes stay as they are", "")

@@ -258,7 +258,7 @@ def shard_gradients(model):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "10.shard_gradients": {

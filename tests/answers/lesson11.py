@@ -477,7 +477,7 @@ def shard_blocks(model):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "11.unit": {

@@ -550,7 +550,7 @@ def gather_int8(shard, block):
     ],
 }
 
-# ---- what the texts promise, as words of theirs -> (the aspect, the kind of case), or None
+# ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "12.agree_on_overflow": {

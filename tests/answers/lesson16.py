@@ -610,7 +610,7 @@ WRONG["16.capstone"] = [
     ),
 ]
 
-# ---- what the texts promise -> (the aspect, the kind of case), or None
+# ---- what the texts promise -> (the criterion, the kind of case), or None
 
 PROMISES = {
     "16.hierarchical": {

@@ -15,10 +15,10 @@ from typing import Any
 import nbformat
 
 from answers import Wrong
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.run import draw, judge_all
-from ddpz_lite.grade.score import Judging, Verdict
-from ddpz_lite.grade.task import Task
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.run import draw, judge_all
+from ddpz_lite.course.check.score import Judging, Verdict
+from ddpz_lite.course.check.task import Task
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 
@@ -110,20 +110,20 @@ def words(verdict: Verdict) -> list[str]:
 
 
 def failed(verdict: Verdict) -> set[str]:
-    """The aspects that failed, by what they say."""
+    """The criteria that failed, by what they say."""
     return {found.says for found in verdict.findings if found.outcome == "fail"}
 
 
 def lost(task: Task, wrong: Wrong) -> set[str]:
-    """The aspects that a wrong answer fails, by what they say."""
-    return set(wrong.loses or (task.aspects[0].says,))
+    """The criteria that a wrong answer fails, by what they say."""
+    return set(wrong.loses or (task.criteria[0].says,))
 
 
 def missed(task: Task, wrong: Wrong, verdict: Verdict) -> str:
     """What a wrong answer should have got and did not; empty if it got its own sentence."""
     loses = lost(task, wrong)
-    if unknown := loses - {aspect.says for aspect in task.aspects}:
-        return f"the task has no aspects {unknown}"
+    if unknown := loses - {criterion.says for criterion in task.criteria}:
+        return f"the task has no criteria {unknown}"
     if not loses <= failed(verdict) or verdict.solved:
         return f"should lose {loses}, lost {failed(verdict)}"
     if wrong.says not in sentences(verdict):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpz_lite as dz
-from ddpz_lite.bench import gpu
+from ddpz_lite.course.bench import gpu
 from ddpz_lite.meter import MemoryTimeline, memory
 from ddpz_lite.model import GPT, MLP, GPTConfig, next_token_loss
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from ddpz_lite import cli
-from ddpz_lite.bench import gpu as measuring
-from ddpz_lite.bench.gpu import Figure
-from ddpz_lite.cli import gpu
-from ddpz_lite.cli.gpu import Part, Report
+from ddpz_lite.course import cli
+from ddpz_lite.course.bench import gpu as measuring
+from ddpz_lite.course.bench.gpu import Figure
+from ddpz_lite.course.cli import gpu
+from ddpz_lite.course.cli.gpu import Part, Report
 from ddpz_lite.launcher import RankFailed
 
 # ---- the report, of made-up measurements
@@ -179,14 +179,14 @@ def test_a_python_without_the_packages_is_told_which_in_one_line(root):
     command = [sys.executable, "-S", "-m", "ddpz_lite", "gpu"]  # -S: nothing that was installed
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert re.match(r"ddpz gpu: missing: cloudpickle.*torch>=\d.*Cure: .*install", done.stderr)
+    assert re.match(r"ddpz gpu: missing: cloudpickle.*torch>=\d.*Fix: .*install", done.stderr)
 
 
 def test_what_is_no_python_is_told_by_make(root):
     done = subprocess.run(
         ["make", "gpu", "PYTHON=/no/such/python"], cwd=root, capture_output=True, text=True
     )
-    assert done.returncode and "/no/such/python is no Python 3.11 or newer. Cure:" in done.stdout
+    assert done.returncode and "/no/such/python is no Python 3.11 or newer. Fix:" in done.stdout
 
 
 def test_without_a_gpu_the_rehearsal_is_offered(monkeypatch, capsys):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.grade.run import observe
-from ddpz_lite.grade.task import Case, Observed, find
-from ddpz_lite.grader import Limits, observe_in_sandbox
+from ddpz_lite.course.check.run import observe
+from ddpz_lite.course.check.task import Case, Observed, find
+from ddpz_lite.course.grader import Limits, observe_in_sandbox
 from ddpz_lite.wire import Network
 
 # The job of this task hands over a list and returns it: a program may put anything into it.

@@ -19,19 +19,24 @@ from attacks.files import FILES, notebook, put
 from leftovers import descriptors, gone
 from small_course import SOLVED
 
-from ddpz_lite.cli import grade as command
-from ddpz_lite.cli import main
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.score import score
-from ddpz_lite.grade.task import Observed, find
-from ddpz_lite.grader import Grounds, Limits, observe_in_sandbox, probe
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.score import score
+from ddpz_lite.course.check.task import Observed, find
+from ddpz_lite.course.cli import grade as command
+from ddpz_lite.course.cli import main
+from ddpz_lite.course.grader import Grounds, Limits, observe_in_sandbox, probe
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
 TASK = find("03.weighted_mean")
 CANARY = "CANARY-5e0c1d"
 ROOT = Path(__file__).resolve().parents[2]
-SECRETS = (ROOT / "solutions", ROOT / "tests", ROOT / ".git" / "config", ROOT / "ddpz_lite/grade")
+SECRETS = (
+    ROOT / "solutions",
+    ROOT / "tests",
+    ROOT / ".git" / "config",
+    ROOT / "ddpz_lite/course/check",
+)
 HOST = (str(ROOT), sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1]))
 # little of everything, so that bombs go off at once
 HASTY, PATIENT = 2.0, 60.0  # seconds for a case that may hang, and for one that must not

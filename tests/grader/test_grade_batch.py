@@ -16,14 +16,14 @@ import pytest
 import small_course
 import torch
 
-from ddpz_lite.grade import data, notebooks
-from ddpz_lite.grade.chance import apart, generator
-from ddpz_lite.grade.run import draw
-from ddpz_lite.grade.task import Aspect, Case, Observed, find
-from ddpz_lite.grader import batch, hidden, merge, similarity
-from ddpz_lite.grader.batch import Grade, Terms
-from ddpz_lite.grader.exercise import Pristine, pristine
-from ddpz_lite.grader.submission import NotGraded, Submission
+from ddpz_lite.course.check import data, notebooks
+from ddpz_lite.course.check.chance import apart, generator
+from ddpz_lite.course.check.run import draw
+from ddpz_lite.course.check.task import Case, Criterion, Observed, find
+from ddpz_lite.course.grader import batch, hidden, merge, similarity
+from ddpz_lite.course.grader.batch import Grade, Terms
+from ddpz_lite.course.grader.exercise import Pristine, pristine
+from ddpz_lite.course.grader.submission import NotGraded, Submission
 from ddpz_lite.wire import Record
 
 TASK = find("03.weighted_mean")
@@ -393,8 +393,8 @@ def test_the_version_changes_with_what_decides_points(exercise, tmp_path):
 
 
 HIDDEN = """
-from ddpz_lite.grader.hidden import More
-from ddpz_lite.grade.task import Aspect, Case
+from ddpz_lite.course.grader.hidden import More
+from ddpz_lite.course.check.task import Criterion, Case
 import torch
 
 def cases(rng):
@@ -405,7 +405,7 @@ def cases(rng):
 def judge(seen):
     return None if seen.data[0]["gradients"][0].abs().sum() else "Nothing but zeros."
 
-MORE = {"03.weighted_mean": More(cases, (Aspect("three samples", 2, judge, on=("three",)),))}
+MORE = {"03.weighted_mean": More(cases, (Criterion("three samples", 2, judge, on=("three",)),))}
 """
 
 
@@ -439,7 +439,7 @@ def test_a_bad_hidden_judge_is_named(files, complaint, tmp_path):
 def test_without_a_folder_nothing_is_hidden():
     assert hidden.load(None) == {} and hidden.extend(TASK, {}) is TASK
     extended = hidden.extend(
-        TASK, {TASK.id: hidden.More(aspects=(Aspect("x", 1, lambda _: None),))}
+        TASK, {TASK.id: hidden.More(criteria=(Criterion("x", 1, lambda _: None),))}
     )
     assert extended.points == 6
     rng = torch.Generator().manual_seed(1)

@@ -20,15 +20,15 @@ import small_course
 import torch
 from grade_cases import TASK, by_broker, by_launch, case, returned
 
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.run import draw
-from ddpz_lite.grade.score import score
-from ddpz_lite.grade.task import Observed, find
-from ddpz_lite.grader import Grounds, Limits, NoRanks, observe_in_sandbox, probe
-from ddpz_lite.grader.arena import broker, observe
-from ddpz_lite.grader.sandbox import frames, leash
-from ddpz_lite.grader.sandbox.frames import frame
-from ddpz_lite.grader.sandbox.leash import Leash
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.run import draw
+from ddpz_lite.course.check.score import score
+from ddpz_lite.course.check.task import Observed, find
+from ddpz_lite.course.grader import Grounds, Limits, NoRanks, observe_in_sandbox, probe
+from ddpz_lite.course.grader.arena import broker, observe
+from ddpz_lite.course.grader.sandbox import frames, leash
+from ddpz_lite.course.grader.sandbox.frames import frame
+from ddpz_lite.course.grader.sandbox.leash import Leash
 from ddpz_lite.wire import Network, Record, Span
 
 SANDBOXED = probe().ok

@@ -10,10 +10,10 @@ import torch
 from answers import trying
 from attacks.student import CHEATS
 
-from ddpz_lite.grade.score import Verdict, score
-from ddpz_lite.grade.task import find
-from ddpz_lite.grader import Grounds, Limits, observe_in_sandbox, probe
-from ddpz_lite.grader.exercise import Pristine, pristine
+from ddpz_lite.course.check.score import Verdict, score
+from ddpz_lite.course.check.task import find
+from ddpz_lite.course.grader import Grounds, Limits, observe_in_sandbox, probe
+from ddpz_lite.course.grader.exercise import Pristine, pristine
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 pytestmark = [

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite.grade.task import tasks
-from ddpz_lite.grader import exercise, formats, intake, owners, pages, roster
-from ddpz_lite.grader.batch import Grade, Terms
-from ddpz_lite.grader.report import Report
-from ddpz_lite.grader.submission import NotGraded, Submission
-from ddpz_lite.grader.text import clean, plain
+from ddpz_lite.course.check.task import tasks
+from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, roster
+from ddpz_lite.course.grader.batch import Grade, Terms
+from ddpz_lite.course.grader.report import Report
+from ddpz_lite.course.grader.submission import NotGraded, Submission
+from ddpz_lite.course.grader.text import clean, plain
 
 ONE, EIGHT = "01_one_device", "08_the_memory_wall"
 ANSWER = "def state_bytes():\n    return {number}"

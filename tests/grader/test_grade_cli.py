@@ -14,12 +14,12 @@ import small_course
 from answers import trying
 from small_course import SOLVED
 
-from ddpz_lite.cli import grade as command
-from ddpz_lite.cli import main
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.task import Observed, find
-from ddpz_lite.grader.exercise import Pristine
-from ddpz_lite.grader.sandbox.limits import Probe
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import Observed, find
+from ddpz_lite.course.cli import grade as command
+from ddpz_lite.course.cli import main
+from ddpz_lite.course.grader.exercise import Pristine
+from ddpz_lite.course.grader.sandbox.limits import Probe
 
 STUB = small_course.handed_in()
 EXERCISE = f"{small_course.NAME}.ipynb"
@@ -303,7 +303,7 @@ def manual(root):
 
 
 def test_every_command_of_the_manual_exists(manual):
-    from ddpz_lite.cli import _parser
+    from ddpz_lite.course.cli import _parser
 
     blocks = "\n".join(re.findall(r"```sh\n(.*?)```", manual, re.S))
     commands = [*re.findall(r"^ddpz (.*)$", blocks, re.M), *re.findall(r"`ddpz ([^`]+)`", manual)]

@@ -15,12 +15,12 @@ import nbformat
 import pytest
 import small_course
 
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.task import find
-from ddpz_lite.grader import answers, intake, merge, places, zips
-from ddpz_lite.grader.exercise import pristine
-from ddpz_lite.grader.submission import NotGraded, Submission
-from ddpz_lite.grader.text import clean
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import find
+from ddpz_lite.course.grader import answers, intake, merge, places, zips
+from ddpz_lite.course.grader.exercise import pristine
+from ddpz_lite.course.grader.submission import NotGraded, Submission
+from ddpz_lite.course.grader.text import clean
 
 STUB = small_course.handed_in()
 EXERCISE = f"{small_course.NAME}.ipynb"

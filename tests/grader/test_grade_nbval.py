@@ -17,22 +17,22 @@ from grade_cases import by_broker, case
 from leftovers import descriptors, gone
 from small_course import SOLVED
 
-from ddpz_lite.cli import grade as command
-from ddpz_lite.cli import main
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.task import Observed, find
-from ddpz_lite.grader import Grounds, Limits, merge, nbval, probe
-from ddpz_lite.grader.batch import Terms
-from ddpz_lite.grader.exercise import pristine
-from ddpz_lite.grader.nbval import Cell, Said
-from ddpz_lite.grader.sandbox import limits, notebook_inside
-from ddpz_lite.grader.sandbox import notebook as notebook_run
-from ddpz_lite.grader.sandbox.frames import Refused, frame
-from ddpz_lite.grader.sandbox.leash import Leash
-from ddpz_lite.grader.sandbox.limits import Probe
-from ddpz_lite.grader.sandbox.notebook import NoReport
-from ddpz_lite.grader.sandbox.syscalls import AF_NETLINK
-from ddpz_lite.grader.submission import Submission
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import Observed, find
+from ddpz_lite.course.cli import grade as command
+from ddpz_lite.course.cli import main
+from ddpz_lite.course.grader import Grounds, Limits, merge, nbval, probe
+from ddpz_lite.course.grader.batch import Terms
+from ddpz_lite.course.grader.exercise import pristine
+from ddpz_lite.course.grader.nbval import Cell, Said
+from ddpz_lite.course.grader.sandbox import limits, notebook_inside
+from ddpz_lite.course.grader.sandbox import notebook as notebook_run
+from ddpz_lite.course.grader.sandbox.frames import Refused, frame
+from ddpz_lite.course.grader.sandbox.leash import Leash
+from ddpz_lite.course.grader.sandbox.limits import Probe
+from ddpz_lite.course.grader.sandbox.notebook import NoReport
+from ddpz_lite.course.grader.sandbox.syscalls import AF_NETLINK
+from ddpz_lite.course.grader.submission import Submission
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -263,7 +263,7 @@ def test_what_it_sees_and_reaches(run, course, monkeypatch, class_of):
         cell = run(
             f"""
 import os, socket, subprocess, sys
-from ddpz_lite.tasks.lesson03 import judge
+from ddpz_lite.course.tasks.lesson03 import judge
 found, made = [path for path in {[str(path) for path in secrets]!r} if os.path.exists(path)], set()
 found += [name for name, value in os.environ.items() if "CANARY-" in value]
 for pid in [name for name in os.listdir("/proc") if name.isdigit()]:

@@ -13,15 +13,15 @@ import nbformat
 import pytest
 import small_course
 
-from ddpz_lite.grade import notebooks
-from ddpz_lite.grade.score import Finding, Verdict
-from ddpz_lite.grade.task import find
-from ddpz_lite.grader import formats, pages, text
-from ddpz_lite.grader.batch import Grade, Terms
-from ddpz_lite.grader.exercise import pristine
-from ddpz_lite.grader.nbval import Cell, Said
-from ddpz_lite.grader.report import Report
-from ddpz_lite.grader.submission import NotGraded
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.score import Finding, Verdict
+from ddpz_lite.course.check.task import find
+from ddpz_lite.course.grader import formats, pages, text
+from ddpz_lite.course.grader.batch import Grade, Terms
+from ddpz_lite.course.grader.exercise import pristine
+from ddpz_lite.course.grader.nbval import Cell, Said
+from ddpz_lite.course.grader.report import Report
+from ddpz_lite.course.grader.submission import NotGraded
 
 TASK = find("03.weighted_mean")
 TERMS = Terms("0.1.0+test", 7, "none")
@@ -37,13 +37,13 @@ def verdict(status="ok", sentence="", says=""):
 
     findings = tuple(
         Finding(
-            aspect.says,
-            aspect.points if status == "ok" else 0,
-            aspect.points,
+            criterion.says,
+            criterion.points if status == "ok" else 0,
+            criterion.points,
             outcome(index),
             says if outcome(index) == "fail" else "",
         )
-        for index, aspect in enumerate(TASK.aspects)
+        for index, criterion in enumerate(TASK.criteria)
     )
     return Verdict(TASK.id, status, findings, sentence)
 

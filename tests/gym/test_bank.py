@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite.gym import bank, listings
-from ddpz_lite.gym.bank import BadCard, Source, cards, collect, sources, topics
+from ddpz_lite.course.gym import bank, listings
+from ddpz_lite.course.gym.bank import BadCard, Source, cards, collect, sources, topics
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 LEAST, MOST = 20, 130  # words of a good answer to a question
@@ -57,11 +57,11 @@ def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({"X01": GOOD}, "bank/a.toml: X01 is no id. Cure: Q and a number"),
+        ({"X01": GOOD}, "bank/a.toml: X01 is no id. Fix: Q and a number"),
         ({"Q1": {k: v for k, v in GOOD.items() if k != "say_zh"}}, "does not know 'say_zh'"),
         ({"Q1": GOOD | {"claim": "c"}}, "lacks or does not know 'claim'"),
-        ({"Q1": GOOD | {"say": " "}}, "Q1: 'say' is missing or empty. Cure: write it."),
-        ({"Q1": GOOD | {"sources": ["nobody"]}}, "cites 'nobody'. Cure: add it to"),
+        ({"Q1": GOOD | {"say": " "}}, "Q1: 'say' is missing or empty. Fix: write it."),
+        ({"Q1": GOOD | {"sources": ["nobody"]}}, "cites 'nobody'. Fix: add it to"),
     ],
 )
 def test_a_bad_card_is_named_with_its_cure(entries, says):
@@ -82,7 +82,7 @@ def test_a_card_asks_for_the_mistake_of_a_myth():
 
 def test_ids_are_chosen_in_order_and_an_unknown_one_is_refused():
     assert [card.id for card in bank.chosen(["M001", "Q13"])] == ["M001", "Q13"]
-    with pytest.raises(KeyError, match=r"there is no card 'Q999'\. Cure"):
+    with pytest.raises(KeyError, match=r"there is no card 'Q999'\. Fix"):
         bank.chosen(["Q999"])
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite.gym.bank import cards, topics
-from ddpz_lite.gym.proofs import proofs
+from ddpz_lite.course.gym.bank import cards, topics
+from ddpz_lite.course.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVED = proofs(ROOT / "lessons")

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from ddpz_lite.gym.bank import cards
-from ddpz_lite.gym.deck import Deck, Rating
-from ddpz_lite.gym.interview import CARDS, LONG, PER_TOPIC, draw, report
-from ddpz_lite.gym.session import Asked, Session, TooEarly, in_words
+from ddpz_lite.course.gym.bank import cards
+from ddpz_lite.course.gym.deck import Deck, Rating
+from ddpz_lite.course.gym.interview import CARDS, LONG, PER_TOPIC, draw, report
+from ddpz_lite.course.gym.session import Asked, Session, TooEarly, in_words
 
 START = datetime(2026, 1, 1, 9, 0, tzinfo=UTC)
 ALL = cards()
@@ -140,7 +140,7 @@ def test_saves_of_two_processes_wait_for_each_other(tmp_path):
 def test_a_file_that_is_no_deck_is_refused_and_left(tmp_path, content):
     path = tmp_path / "gym.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match="Cure: move it away"):
+    with pytest.raises(ValueError, match="Fix: move it away"):
         Deck.load(path)
     assert path.read_text() == content
 
@@ -159,11 +159,11 @@ def session(clock, tmp_path):
 
 
 def test_the_answer_comes_after_ones_own_and_the_rating_after_that(session, clock):
-    with pytest.raises(TooEarly, match="Cure: write yours first"):
+    with pytest.raises(TooEarly, match="Fix: write yours first"):
         session.rate(Rating.GOOD)
     clock.go(seconds=40)
     assert session.write(" it divides ") is CARD
-    with pytest.raises(TooEarly, match="Cure: rate the last one first"):
+    with pytest.raises(TooEarly, match="Fix: rate the last one first"):
         session.write("again")
     clock.go(seconds=300)  # to read the answer takes no time from the learner's
     session.rate(Rating.GOOD)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite import cli
-from ddpz_lite.gym.deck import Deck
-from ddpz_lite.gym.gallery import raised
+from ddpz_lite.course import cli
+from ddpz_lite.course.gym.deck import Deck
+from ddpz_lite.course.gym.gallery import raised
 
 LESSONS = Path(__file__).resolve().parents[2] / "lessons"
 
@@ -116,7 +116,7 @@ def test_what_there_is_not_is_said_with_what_there_is(gym, options, says):
 def test_a_damaged_file_is_one_line(gym, tmp_path):
     (tmp_path / "gym.json").write_text("[")
     status, _, err = gym("")
-    assert status == 2 and "Cure: move it away" in err
+    assert status == 2 and "Fix: move it away" in err
 
 
 # ---- the gallery ----

@@ -9,7 +9,7 @@ import leftovers
 import psutil
 import pytest
 
-from ddpz_lite.cli.kernel import BlockingManager
+from ddpz_lite.course.cli.kernel import BlockingManager
 
 DEADLINE = 200
 

@@ -19,7 +19,7 @@ from test_trace import a_run, record
 from torch._C import _distributed_c10d as c10d
 
 import ddpz_lite as dz
-from ddpz_lite.cli import main
+from ddpz_lite.course.cli import main
 from ddpz_lite.meter import explain
 from ddpz_lite.wire import Span
 
@@ -145,9 +145,9 @@ def test_the_command_prints_it_and_bad_files_are_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name, words in (
         ("nowhere", "No such file"),
-        ("other.json", "neither a trace nor a flight record. Cure: name what run.trace()"),
+        ("other.json", "neither a trace nor a flight record. Fix: name what run.trace()"),
         ("text", "neither a trace nor a flight record: Expecting value"),
-        ("empty", "no file to read. Cure: name a trace, or flight records"),
+        ("empty", "no file to read. Fix: name a trace, or flight records"),
         (".", "is a trace of a whole job"),
     ):
         if name == ".":
@@ -325,7 +325,7 @@ def test_a_pickle_that_asks_for_code_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="neither a trace nor a flight record"):
         explain(tmp_path / "cut_0")
     (tmp_path / "noname").write_bytes(pickle.dumps({"entries": []}))
-    with pytest.raises(ValueError, match=r"does not end in a rank, .* Cure: name it"):
+    with pytest.raises(ValueError, match=r"does not end in a rank, .* Fix: name it"):
         explain(tmp_path / "noname")
     shutil.copy(tmp_path / "noname", tmp_path / "a_1")
     shutil.copy(tmp_path / "noname", tmp_path / "b_1")

@@ -266,12 +266,12 @@ def test_a_gpu_has_a_process_of_its_own_and_two_ranks_never_the_same(tmp_path):
 
 def test_what_cannot_be_written_or_read(tmp_path):
     path, run = tmp_path / "t.json", a_run(record(0, 0, 0.1, 0.2))
-    with pytest.raises(ValueError, match=r"recorded nothing. Cure: launch with record=True"):
+    with pytest.raises(ValueError, match=r"recorded nothing. Fix: launch with record=True"):
         a_run().trace(path)
-    with pytest.raises(ValueError, match=r"3 offsets for 2 ranks. Cure: one number a rank"):
+    with pytest.raises(ValueError, match=r"3 offsets for 2 ranks. Fix: one number a rank"):
         run.trace(path, offsets=[0, 1, 2])
     path.write_text(json.dumps({"traceEvents": []}))
-    with pytest.raises(ValueError, match=r"does not say which rank it is of. Cure: let"):
+    with pytest.raises(ValueError, match=r"does not say which rank it is of. Fix: let"):
         run.trace(path, profiles=[path])
     with pytest.raises(ValueError, match=r"is no trace of run.trace\(\)"):
         read_trace(path)

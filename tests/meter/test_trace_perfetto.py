@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.cli import machine
+from ddpz_lite.course.cli import machine
 
 pytestmark = [
     pytest.mark.extra,

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from ddpz_lite import attended, show, stretches
+from ddpz_lite import show
+from ddpz_lite.course import interactive as attended
+from ddpz_lite.course.show import knobs, live, page, predictions, quizzes, ranks, style
 from ddpz_lite.meter import TIMELINE_KINDS, MemoryTimeline
+from ddpz_lite.meter import intervals as stretches
 from ddpz_lite.model import MLP
-from ddpz_lite.show import knobs, live, page, predictions, quizzes, ranks, style
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 
@@ -622,7 +624,7 @@ def test_in_a_kernel_and_exported(make_notebook):
     from nbclient import NotebookClient
     from nbconvert import HTMLExporter
 
-    from ddpz_lite.cli.kernel import AsyncManager
+    from ddpz_lite.course.cli.kernel import AsyncManager
 
     path = make_notebook(
         "widgets",

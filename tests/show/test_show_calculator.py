@@ -9,9 +9,8 @@ import torch
 
 import ddpz_lite as dz
 from ddpz_lite import meter
-from ddpz_lite.placement import zero_memory
-from ddpz_lite.show import calculator
-from ddpz_lite.show.calculator import (
+from ddpz_lite.course.show import calculator
+from ddpz_lite.course.show.calculator import (
     MODELS,
     Job,
     Shape,
@@ -21,6 +20,7 @@ from ddpz_lite.show.calculator import (
     draw,
     traffic,
 )
+from ddpz_lite.strategies.placement import zero_memory
 
 STATE = ("parameters", "gradients", "optimizer")
 LAYERS, WIDTH, LENGTH = 4, 128, 32

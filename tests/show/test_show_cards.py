@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ddpz_lite.gym import notebook
-from ddpz_lite.gym.bank import chosen
-from ddpz_lite.gym.deck import Deck, Rating
-from ddpz_lite.gym.proofs import Proof
-from ddpz_lite.gym.session import Session
-from ddpz_lite.show import cards
+from ddpz_lite.course.gym import notebook
+from ddpz_lite.course.gym.bank import chosen
+from ddpz_lite.course.gym.deck import Deck, Rating
+from ddpz_lite.course.gym.proofs import Proof
+from ddpz_lite.course.gym.session import Session
+from ddpz_lite.course.show import cards
 
 PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", "Myths", True, True, True)
 PROVED = {"Q13": [PROOF] * 5}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ddpz_lite import placement
-from ddpz_lite.show.accumulation import accumulation, ways
-from ddpz_lite.show.balance import balance, larger_models
-from ddpz_lite.show.bucket_sizes import bucket_sizes
-from ddpz_lite.show.changes import memory_changes
-from ddpz_lite.show.delay import delay, path
-from ddpz_lite.show.fsdp2 import FUNCTIONS, METHODS, places, watched
-from ddpz_lite.show.side_by_side import side_by_side
+from ddpz_lite.course.show.accumulation import accumulation, ways
+from ddpz_lite.course.show.balance import balance, larger_models
+from ddpz_lite.course.show.bucket_sizes import bucket_sizes
+from ddpz_lite.course.show.changes import memory_changes
+from ddpz_lite.course.show.delay import delay, path
+from ddpz_lite.course.show.fsdp2 import FUNCTIONS, METHODS, places, watched
+from ddpz_lite.course.show.side_by_side import side_by_side
+from ddpz_lite.strategies import placement
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
@@ -24,7 +24,7 @@ def shown(monkeypatch):
     calls = []
     for module in ("changes", "side_by_side"):
         monkeypatch.setattr(
-            f"ddpz_lite.show.{module}.show_figure",
+            f"ddpz_lite.course.show.{module}.show_figure",
             lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
         )
     return calls

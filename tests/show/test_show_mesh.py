@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpz_lite.show import mesh
+from ddpz_lite.course.show import mesh
 
 INSIDE = [("tensor", 8), ("data", 2), ("pipeline", 4)]
 OUTSIDE = [("pipeline", 4), ("data", 2), ("tensor", 8)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpz_lite.show.orderings import Ordering, _view
+from ddpz_lite.course.show.orderings import Ordering, _view
 
 STEPS = {"A": "boil the water", "B": "pour it", "C": "add the leaves"}
 

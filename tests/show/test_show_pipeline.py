@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpz_lite.show import pipeline
+from ddpz_lite.course.show import pipeline
 
 
 def test_the_picture_says_what_it_shows():

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.show import ring
-from ddpz_lite.show.ring import Move, RingSteps, ring_steps
+from ddpz_lite.course.show import ring
+from ddpz_lite.course.show.ring import Move, RingSteps, ring_steps
 
 
 def trace(world, length=None, spoil=None):

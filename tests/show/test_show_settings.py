@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite.show import settings
+from ddpz_lite.course.show import settings
 
 ROWS = settings.stored()["options"]
 NAMES = sorted({name for row in ROWS for name in row["FSDP2"]})

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from ddpz_lite.show import figure_html
-from ddpz_lite.show.unit_life import KINDS, ROOT, STATES, WHOLE, calls, held, life, picture
+from ddpz_lite.course.show import figure_html
+from ddpz_lite.course.show.unit_life import KINDS, ROOT, STATES, WHOLE, calls, held, life, picture
 
 OPTIONS = list(itertools.product((1, 2, 5), (False, True), (False, True)))
 SIZES = {ROOT: 120, "block 0": 240, "block 1": 240, "block 2": 240}

@@ -25,8 +25,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ddpz_lite.cli import machine
-from ddpz_lite.course import rules
+from ddpz_lite.course.authoring import rules
+from ddpz_lite.course.cli import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON, EXERCISE = "lessons/00_start_here.ipynb", "exercises/03_data_parallel.ipynb"
@@ -101,13 +101,13 @@ def widget_cells() -> list[str]:
         "\n".join(f"import {name}" for name in imports) + "\nfrom ddpz_lite import show",
         functions("02", "exchange", "add_step", "copy_step"),
         cell("02", "show.ring_steps("),
-        "from ddpz_lite.built.lesson05 import groups_of\n\n" + functions("05b", "simulate"),
+        "from ddpz_lite.course.built.lesson05 import groups_of\n\n" + functions("05b", "simulate"),
         "BACKWARD, sizes_sent = 0.1, [300_000] * 8\n"
         "GRADIENT_BYTES = sum(sizes_sent)\n"
         "your_ready, computing = [0.06 + 0.01 * place for place in range(8)], 0.15\n"
         'yours = {"forward": 0.05}',
         cell("05b", "show.explore(\n    draw_step"),
-        "from ddpz_lite.show.calculator import calculator\ncalculator()",
+        "from ddpz_lite.course.show.calculator import calculator\ncalculator()",
         "sizes, BLOCKS = [10_000, 40_000], 4",
         cell("11b", "show.explore(\n    draw_life"),
         cell("02", "show.quiz("),

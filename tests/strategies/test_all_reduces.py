@@ -105,4 +105,4 @@ def refused():
 
 def test_what_they_refuse_has_a_cure():
     (said,) = dz.launch(refused, 1)
-    assert len(said) == 2 and all("Cure: " in words for words in said)
+    assert len(said) == 2 and all("Fix: " in words for words in said)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
-from ddpz_lite.schedules import one_f_one_b
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.gradient import own_grad
 from ddpz_lite.strategies.pipeline import gpt_stages
+from ddpz_lite.strategies.schedules import one_f_one_b
 
 AXES = ("data", "pipe", "tensor")
 CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=3, heads=2, width=8, tied=True)
@@ -201,7 +201,7 @@ def taken_for_the_whole(folder: str) -> None:
             (dz.full_state_dict, model),
             (dz.load_full_state_dict, model, gpt().state_dict()),
         ):
-            with pytest.raises(ValueError, match=f"no mesh with an axis '{axis}'.* Cure: "):
+            with pytest.raises(ValueError, match=f"no mesh with an axis '{axis}'.* Fix: "):
                 call(*args)
 
 

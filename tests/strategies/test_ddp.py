@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.strategies.ddp import DDP
-from ddpz_lite.strategies.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.reducer import buckets_of
 
@@ -142,7 +142,7 @@ def test_many_things(world):
         assert out["grads"] == ranks[0]["grads"]
         assert out["views"] and out["after an exception"]
         assert out["unused"] == [(False, True), (True, True)]
-        assert "Cure: set requires_grad before wrapping" in out["frozen"]
+        assert "Fix: set requires_grad before wrapping" in out["frozen"]
         mean = (world + 1) / 2
         assert out["twice"] == [[2 * mean] * 2]
         assert out["two forwards"] == [[3 * mean] * 2]

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.full_state import full_state_dict
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.quantised import BLOCK, dequantise, quantise, rounded
 from ddpz_lite.strategies.zero3 import ZeRO3

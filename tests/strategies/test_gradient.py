@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import ddpz_lite as dz
+from ddpz_lite.checkpoint.parts import held_by
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.gradient import Gradient
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.parts import held_by
 from ddpz_lite.strategies.zero3 import ZeRO3
 
 STAGES = (0, 1, 2, 3)
@@ -163,7 +163,7 @@ def own_scale() -> tuple[dict[tuple[str, int], float], dict[int, object]]:
 def test_under_fp16_gradients_are_seen_and_changed_without_the_loss_scale(world):
     for found, said in dz.launch(own_scale, world, record=False):
         assert {key: d for key, d in found.items() if not d < 0.02} == {}
-        assert all("Cure: after backward p.grad.copy_(g)" in said.pop(s) for s in (0, 1, 2))
+        assert all("Fix: after backward p.grad.copy_(g)" in said.pop(s) for s in (0, 1, 2))
         assert not said.pop(3), "a shard is assigned as it was read: without the scale"
 
 

@@ -220,7 +220,7 @@ def with_replicas() -> list[str]:
 def test_a_mesh_of_two_dimensions_and_wrong_arguments():
     for said in dz.launch(with_replicas, 4):
         assert [bool(words) for words in said] == [False, False, True, True, True, False]
-        assert "Cure: Rounded or PowerSGD" in said[2]
+        assert "Fix: Rounded or PowerSGD" in said[2]
     for make in (
         lambda: Rounded(torch.float32),
         lambda: Int8(6),

@@ -29,9 +29,9 @@ from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ddpz_lite as dz
-from ddpz_lite.placement import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.placement import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.precision import LossScale
 
 ROWS = [(0, 3), (1, 1), (1, 2), (1, 3)]

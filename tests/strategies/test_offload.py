@@ -16,10 +16,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpz_lite.meter import HostTraffic
-from ddpz_lite.placement import offload_moved
 from ddpz_lite.strategies import comm
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.placement import offload_moved
 
 
 class FromMeta(TorchDispatchMode):

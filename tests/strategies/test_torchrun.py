@@ -13,8 +13,8 @@ SCRIPT = """
 import os, sys, torch
 import torch.distributed as dist
 import ddpz_lite as dz
-from ddpz_lite.strategies.checkpoint import load_checkpoint, save_checkpoint
-from ddpz_lite.strategies.full_state import full_state_dict
+from ddpz_lite.checkpoint.save_load import load_checkpoint, save_checkpoint
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.model import MLP
 from ddpz_lite.strategies.parallelize import parallelize
 

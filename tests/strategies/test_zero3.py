@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
+from ddpz_lite.checkpoint.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.model import MLP
-from ddpz_lite.strategies.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.units import split
 from ddpz_lite.strategies.zero3 import ZeRO3, tensors_in
@@ -242,7 +242,7 @@ def test_many_things(world):
         assert not any(out["held in forward"])
         assert out["stepped"] < 2e-6 and out["loaded"] == 0.0
         assert out["after an exception"] and out["meta"] and out["meta default"]
-        assert "Cure: pass init_fn" in out["meta error"]
+        assert "Fix: pass init_fn" in out["meta error"]
         assert "blocks.2.norm1.weight has shape none there" in out["of another"]
         assert "built before sharding: it holds" in out["built before"]
         assert "no module of Linear fits" in out["no units"]
@@ -463,7 +463,7 @@ def test_a_copy_and_a_second_derivative_are_refused():
         assert "cannot be copied" in raised(copy.deepcopy, copied)
     x = torch.ones(1, 4, requires_grad=True)
     out = model(x).sum()
-    assert "Cure: stage 2" in raised(torch.autograd.grad, out, x, create_graph=True)
+    assert "Fix: stage 2" in raised(torch.autograd.grad, out, x, create_graph=True)
     model(torch.ones(1, 4)).sum().backward()  # nothing is left of it
 
 

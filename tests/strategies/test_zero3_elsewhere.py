@@ -16,7 +16,7 @@ from core_jobs import distance, raised
 from torch import Tensor, nn
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.full_state import full_state_dict
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.strategies.units import split
 from ddpz_lite.strategies.zero3 import ZeRO3
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused():
         for name in ("functional_call", "replaced", "added", "deleted"):
             assert "was set, replaced or removed after sharding" in said[name], said
         assert "shard of first.weight" in said["register_hook"]
-        assert "Cure: remove it" in said["register_hook"]
+        assert "Fix: remove it" in said["register_hook"]
         assert "it was backward(inputs=...), which does not know shards" in said["inputs"]
         for name in ("copied", "pickled"):
             assert "cannot be copied" in said[name]

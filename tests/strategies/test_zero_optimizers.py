@@ -12,7 +12,7 @@ from third_party import ClipsWithin, GlobalNorm, Lion, Prodigy, ScheduleFree
 from torch import nn
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.full_state import full_state_dict
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.strategies.optim import check_elementwise
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.precision import LossScale

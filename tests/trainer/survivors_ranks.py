@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpz_lite.strategies.full_state import full_state_dict
+from ddpz_lite.checkpoint.full_state import full_state_dict
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.reducer import Bucket
 from ddpz_lite.trainer.survivors import Survivors

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from ddpz_lite import cli
-from ddpz_lite.bench import felt, growth, steps
-from ddpz_lite.cli import machine
+from ddpz_lite.course import cli
+from ddpz_lite.course.bench import felt, growth, steps
+from ddpz_lite.course.cli import machine
 
 TINY = steps.Workload(steps.about(5e4, context=8), batch=2, rounds=2, warmup=1)
 

@@ -5,9 +5,9 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from ddpz_lite.cli import main
-from ddpz_lite.cli.shared import UserError
-from ddpz_lite.cli.train import meet
+from ddpz_lite.course.cli import main
+from ddpz_lite.course.cli.shared import UserError
+from ddpz_lite.course.cli.train import meet
 
 
 def test_who_has_come_and_who_has_not():
@@ -17,7 +17,7 @@ def test_who_has_come_and_who_has_not():
         meet(store, rank=0, world_size=4, wait=0.1)
     said = str(told.value)
     assert f"ranks 0 ({socket.gethostname()}), 2 (other-host); missing: 1, 3." in said
-    assert "Cure: " in said and "--rdzv-id" in said and "localhost" in said
+    assert "Fix: " in said and "--rdzv-id" in said and "localhost" in said
 
 
 def test_all_have_come():
@@ -40,4 +40,4 @@ def test_an_interface_that_is_not_there(tmp_path, monkeypatch, capsys):
     words = ["train", "--text", str(tmp_path / "text"), "--steps", "1", "--context", "8"]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert "no-such-cable" in said and "Cure: set GLOO_SOCKET_IFNAME" in said
+    assert "no-such-cable" in said and "Fix: set GLOO_SOCKET_IFNAME" in said

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from train_state import assert_same, state, write_text
 
 import ddpz_lite as dz
-from ddpz_lite.cli import main
+from ddpz_lite.checkpoint import save_load as checkpoint
+from ddpz_lite.checkpoint.background import Saving
+from ddpz_lite.course.cli import main
 from ddpz_lite.data import RankSampler, corpus
-from ddpz_lite.strategies import checkpoint
-from ddpz_lite.strategies.checkpoint_background import Saving
 from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
 from ddpz_lite.trainer.interval import best_interval
@@ -383,7 +383,7 @@ def test_the_standard_library_is_the_default_text(capsys):
 
 def test_help_has_every_option_with_its_default_and_imports_no_torch():
     code = (
-        "import sys; from ddpz_lite.cli import main\n"
+        "import sys; from ddpz_lite.course.cli import main\n"
         "try: main(['train', '--help'])\n"
         "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
     )
@@ -410,7 +410,7 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
-    "--survive --stage 1": "what only the dead rank held would be lost. Cure: --stage 0 alone; or",
+    "--survive --stage 1": "what only the dead rank held would be lost. Fix: --stage 0 alone; or",
     "--survive --mesh 2x1x1": "here it is in shards",
     "--survive --checkpoint anywhere --save-in-background": "do not go together",
     "--save-in-background": "--save-in-background needs --checkpoint DIR, the folder to save to",
@@ -418,7 +418,7 @@ WRONG = {
     "--text nowhere.txt": "'nowhere.txt'",
     "--context 2000": "needs 2001",
     "--validate 1 --context 200": "the validation split",
-    "--lr 1e30 --clip 0 --ranks 1": "training has diverged. Cure: a lower --lr",
+    "--lr 1e30 --clip 0 --ranks 1": "training has diverged. Fix: a lower --lr",
 }
 
 
@@ -437,7 +437,7 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
     resume = [*words(replace(recipe, steps=2)), "--ranks", "2", "--resume"]
     for more, said in {
         (): None,
-        ("--text", other): "come from another text than other. Cure: the same --text",
+        ("--text", other): "come from another text than other. Fix: the same --text",
         ("--seed", "1"): "saved with seed=0, this sampler has seed=1",
         ("--width", "16"): "is of another model",
     }.items():
@@ -450,7 +450,7 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
             assert status == 2 and said in error and error.count("\n") == 1
     assert main([*words(recipe), "--ranks", "1"]) == 2
     error = capsys.readouterr().err
-    assert "holds checkpoints already, the newest step-00000002. Cure: --resume" in error
+    assert "holds checkpoints already, the newest step-00000002. Fix: --resume" in error
 
 
 def test_a_checkpoint_folder_that_is_a_file_is_one_line(text, capsys):
@@ -465,7 +465,7 @@ def test_a_checkpoint_folder_without_rights_is_one_line(tmp_path, text, capsys, 
     monkeypatch.setattr(tempfile, "TemporaryFile", denied)  # root may write anywhere
     assert main([*words(tiny(text, checkpoint=str(tmp_path / "runs")))]) == 2
     error = capsys.readouterr().err
-    assert "runs cannot be written to: Permission denied. Cure: another --checkpoint" in error
+    assert "runs cannot be written to: Permission denied. Fix: another --checkpoint" in error
     assert error.count("\n") == 1
 
 
@@ -475,7 +475,7 @@ def test_a_checkpoint_folder_without_rights_is_one_line(tmp_path, text, capsys, 
 def test_without_tensorboard_the_cure_is_one_line(text, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert main([*words(tiny(text)), "--tensorboard", "anywhere"]) == 2
-    said = "--tensorboard needs the package tensorboard. Cure: pip install tensorboard"
+    said = "--tensorboard needs the package tensorboard. Fix: pip install tensorboard"
     assert capsys.readouterr().err == f"ddpz train: {said}\n"
 
 

@@ -17,7 +17,7 @@ import pytest
 from leftovers import gone
 from train_state import assert_same, state, write_text
 
-from ddpz_lite.cli import main
+from ddpz_lite.course.cli import main
 from ddpz_lite.trainer.recipe import Recipe, flag_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +103,10 @@ def test_twenty_kills_under_torchrun_change_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_itself_under_torchrun(tmp_path, capsys):
-    """`torchrun -m ddpz_lite.cli train` does what `ddpz train` does, word for word, bit for bit."""
+    """`torchrun -m ddpz_lite train` does what `ddpz train` does, word for word, bit for bit."""
     recipe = recipe_of(tmp_path, steps=6, stage=2, report=1, validate=3, sample=30)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    said = run(
-        tmp_path, "-m", *torchrun, "-m", "ddpz_lite.cli", *words(recipe, tmp_path / "torchrun")
-    )
+    said = run(tmp_path, "-m", *torchrun, "-m", "ddpz_lite", *words(recipe, tmp_path / "torchrun"))
     capsys.readouterr()
     assert main([*words(recipe, tmp_path / "launch"), "--ranks", "2"]) == 0
     here = capsys.readouterr().out.replace("[rank 0] ", "")
@@ -133,6 +131,6 @@ def test_a_wrong_option_under_torchrun_is_said_by_one_rank(tmp_path):
     recipe = recipe_of(tmp_path, steps=6)
     wrong = [*words(recipe, tmp_path / "runs"), "--context", "2000"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run(tmp_path, "-m", *torchrun, "-m", "ddpz_lite.cli", *wrong, status=1)
+    run(tmp_path, "-m", *torchrun, "-m", "ddpz_lite", *wrong, status=1)
     output = (tmp_path / "output").read_text()
     assert output.count("ddpz train: corpus: ") == 1

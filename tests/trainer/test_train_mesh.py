@@ -8,7 +8,7 @@ import pytest
 from train_state import write_text
 
 import ddpz_lite as dz
-from ddpz_lite.cli import main
+from ddpz_lite.course.cli import main
 from ddpz_lite.trainer.loop import train
 from ddpz_lite.trainer.recipe import Recipe
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from train_state import assert_same, state, write_text
 
 import ddpz_lite as dz
-from ddpz_lite.cli import main
-from ddpz_lite.cli import train as command
+from ddpz_lite.checkpoint import save_load as checkpoint
+from ddpz_lite.course.cli import main
+from ddpz_lite.course.cli import train as command
 from ddpz_lite.data import corpus
-from ddpz_lite.strategies import checkpoint
 from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
 from ddpz_lite.trainer.loop import Run, train

@@ -21,7 +21,7 @@ from test_train_faults import recipe_of, words
 from train_state import assert_same, state
 
 import ddpz_lite as dz
-from ddpz_lite.placement import elements_moved
+from ddpz_lite.strategies.placement import elements_moved
 from ddpz_lite.trainer.loop import train
 from ddpz_lite.trainer.recipe import Recipe
 
@@ -51,7 +51,7 @@ def undisturbed(recipe: Recipe) -> None:
 def test_a_host_dies_and_what_is_left_ends_as_if_it_had_not(tmp_path):
     """ZeRO-3 over two hosts, one rank on each; then both ranks on the one that is left."""
     recipe = recipe_of(tmp_path, steps=200, stage=3, width=16, report=1, validate=0, sample=0)
-    command = ["-m", "ddpz_lite.cli", *words(recipe, tmp_path / "runs")]
+    command = ["-m", "ddpz_lite", *words(recipe, tmp_path / "runs")]
     with two_hosts() as hosts:
         first, second = (start(hosts, node, command, RESTARTS="0") for node in range(2))
         said = ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpz_lite.grade import notebooks
+from ddpz_lite.course.check import notebooks
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "import os; print('rank', *(os.environ[n] for n in ('RANK', 'GROUP_RANK', 'WORLD_SIZE')))"

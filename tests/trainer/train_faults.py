@@ -37,7 +37,7 @@ def torchrun(kills: str, *words: str) -> None:
 
 
 def rank(kills: str, limit: str, folder: str, *words: str) -> None:
-    from ddpz_lite.cli import main
+    from ddpz_lite.course.cli import main
     from ddpz_lite.trainer import loop
 
     attempt, me = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])

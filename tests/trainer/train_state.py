@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ddpz_lite.checkpoint.save_load import load_checkpoint
 from ddpz_lite.data import corpus
-from ddpz_lite.strategies.checkpoint import load_checkpoint
 from ddpz_lite.trainer.loop import build, shard
 from ddpz_lite.trainer.recipe import Recipe
 

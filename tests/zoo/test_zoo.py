@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ddpz_lite as dz
-from ddpz_lite import zoo
+from ddpz_lite.course import zoo
 
 STOPS = {1: "rank 1 returned without", 2: "rank 1 returned without", 3: "rank 1 call(s|ed) barrier",
          4: "units are gathered by all ranks together", 5: "all_reduce", 6: "all_reduce",

@@ -100,16 +100,16 @@ builtins.abs = builtins.max = builtins.len = lambda *a, **k: 0
 """, statuses=ANY)  # fmt: skip
 add(5, "a judge of one's own", "wrong(gradients, samples)", """
 from types import ModuleType
-fake = ModuleType("ddpz_lite.grade.compare")
+fake = ModuleType("ddpz_lite.course.check.compare")
 fake.differs = fake.close = lambda *a, **k: None
-sys.modules["ddpz_lite.grade.compare"] = sys.modules["ddpz_lite.grade.score"] = fake
+sys.modules["ddpz_lite.course.check.compare"] = sys.modules["ddpz_lite.course.check.score"] = fake
 """)  # fmt: skip
 add(5, "a packer of one's own", "pass", """
-import ddpz_lite.grade.data, ddpz_lite.grade.job as jobs
-jobs.pack = ddpz_lite.grade.data.pack = lambda value: b"all points, please"
+import ddpz_lite.course.check.data, ddpz_lite.grade.job as jobs
+jobs.pack = ddpz_lite.course.check.data.pack = lambda value: b"all points, please"
 """, statuses=("refused",))  # fmt: skip
 add(5, "a group that claims less than it sends", "wrong(gradients, samples)", """
-group = sys.modules["ddpz_lite.grader.arena.group"]
+group = sys.modules["ddpz_lite.course.grader.arena.group"]
 issue = group.Line.issue
 def less(self, head, inputs, outputs):
     return issue(self, {**head, "elements": 1, "parts": [1]}, inputs, outputs)
@@ -237,19 +237,19 @@ for path in SECRETS + glob.glob("/*/*") + glob.glob("/home/*/*") + glob.glob("/r
 gradients[:] = [f for f in found if "CANARY-" in f or "BEGIN SOLUTION" in f]
 """, statuses=("wrong", "timeout"), alone=False)  # fmt: skip
 add(8, "the judge, imported", """
-from ddpz_lite.tasks.lesson03 import judge
+from ddpz_lite.course.tasks.lesson03 import judge
 gradients[:] = [judge.__file__, str(judge.TASKS)]
 """, alone=False)  # fmt: skip
 add(8, "the judge, compiled", """
-import ddpz_lite.tasks as room
+import ddpz_lite.course.tasks as room
 place = os.path.dirname(room.__file__)
 found = glob.glob(place + "/*/__pycache__/judge*") + glob.glob(place + "/*/judge.pyc")
 gradients[:] = [open(name, "rb").read()[:200].decode(errors="replace") + "CANARY-judge" for name in found]
 """, alone=False)  # fmt: skip
 add(8, "the judge, found through the library", """
-from ddpz_lite.grade.task import find
+from ddpz_lite.course.check.task import find
 task = find("03.weighted_mean")
-gradients[:] = [str(aspect) for aspect in task.aspects] + ["CANARY-task"]
+gradients[:] = [str(criterion) for criterion in task.criteria] + ["CANARY-task"]
 """, alone=False)  # fmt: skip
 add(8, "a link out of the folder", """
 found = []

@@ -1,0 +1,182 @@
+"""What a rank has of each parameter, the same at every stage: ranges of its elements, laid flat.
+
+It is one range, but where a layer is cut over the tensor axis of a mesh: some of its columns, say,
+are a range in every row.
+
+Checkpoints and full state dicts are made of these parts, so they know nothing of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.mesh import cuts_of
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.pipeline import Pipeline, check_axes
+from ddpz_lite.strategies.replica import Replica
+
+T = TypeVar("T")
+
+
+@dataclass
+class Part:
+    """What this rank has of a logical 1-D tensor of `total` elements.
+
+    spans: (start, length) of its ranges in the whole, in the order in which `tensor` holds them.
+    The three dunder methods are what torch.distributed.checkpoint asks of a tensor that is sharded.
+    """
+
+    tensor: Tensor  # (sum of lengths,)
+    spans: list[tuple[int, int]]
+    total: int
+
+    def like(self, value: Tensor) -> Part:
+        """The same ranges of another tensor: of the parameter's momentum, say."""
+        return Part(value.reshape(-1), self.spans, self.total)
+
+    def take(self, whole: Tensor) -> None:
+        """Copy this rank's elements from a whole tensor (total,)."""
+        for start, length in self.spans:
+            self._ranges[start].copy_(whole[start : start + length])
+
+    @cached_property
+    def _ranges(self) -> dict[int, Tensor]:
+        """{start in the whole: the elements from there}."""
+        views = self.tensor.split([length for _, length in self.spans])
+        return {start: view for (start, _), view in zip(self.spans, views, strict=True)}
+
+    def size(self) -> torch.Size:
+        return torch.Size([self.total])
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        if not self.tensor.numel():
+            return []
+        return [
+            ChunkStorageMetadata(torch.Size([start]), torch.Size([length]))
+            for start, length in self.spans
+        ]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.tensor)
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return self._ranges[index.offset[0]]
+
+
+@dataclass
+class Held:
+    """One parameter, as this rank has it."""
+
+    key: nn.Parameter  # what the optimizer knows it by
+    part: Part
+    shape: list[int]
+
+
+def flats_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Flat]:
+    """The flat buffers that hold the model; the optimizer's where it was built without one."""
+    model = sharded(model)
+    flats = [*model.flats, *model.masters] if isinstance(model, Replica) else []
+    return flats or (optimizer.flats if isinstance(optimizer, ShardedOptimizer) else [])
+
+
+def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Comm:
+    """The ranks that hold this model together: those it was sharded over, else the world.
+
+    Of a model on a mesh these hold one part of it together, and `comm.everyone` the whole.
+    """
+    owner = sharded(model) if isinstance(sharded(model), Replica) else optimizer
+    comm = owner.comm if isinstance(owner, Replica | ShardedOptimizer) else Comm()
+    check_axes(model, comm)
+    return comm
+
+
+def of_all_stages(comm: Comm, mine: Mapping[str, T]) -> dict[str, T]:
+    """A dict by parameter name with what the other stages of a pipeline have; all ranks call it."""
+    return {name: value for some in comm.gather_along("pipe", mine) for name, value in some.items()}
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """What `parallelize` made of the module: of a Pipeline, of its stage."""
+    return model.stage if isinstance(model, Pipeline) else model
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The user's module; of a Pipeline, this rank's stage."""
+    model = sharded(model)
+    return model.module if isinstance(model, Replica) else model
+
+
+def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Held]:
+    """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
+    flat_of: dict[int, tuple[Flat, int]] = {}
+    for flat in flats_of(model, optimizer):
+        flat.absorb()
+        for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
+            flat_of |= {id(param): (flat, index) for param in pair}
+    held, cuts = {}, cuts_of(plain(model))
+    for name, param in plain(model).named_parameters():
+        key, tensor, shape, start = param, param.detach().reshape(-1), param.shape, 0
+        if id(param) in flat_of:
+            flat, index = flat_of[id(param)]
+            key, shape, start = (
+                flat.pieces[index],
+                flat.layout.shapes[index],
+                flat.layout.owned(index)[0],
+            )
+            tensor = key.detach()
+        spans = [(start, tensor.numel())]
+        if name in cuts:
+            shape, spans = cuts[name].shape, cuts[name].spans(start, start + tensor.numel())
+        held[name] = Held(key, Part(tensor, spans, prod(shape)), list(shape))
+    return held
+
+
+def write_back(here: Held) -> None:
+    if not here.key.is_contiguous():  # its part was a copy
+        here.key.copy_(here.part.tensor.view(here.key.shape))
+
+
+def refresh(flat: Flat) -> None:
+    """After the shards changed: tell all that hold them, and make resident parameters whole."""
+    flat.publish().wait()
+    if flat.full.untyped_storage().size():
+        flat.gather()
+        flat.gathered()
+
+
+def check_shapes(model: Mapping[str, list[int]], other: Mapping[str, list[int]], what: str) -> None:
+    for name in [*model, *other]:
+        here, there = model.get(name), other.get(name)
+        if here != there:
+            raise ValueError(
+                f"{what} is of another model: {name} has shape {_told(there)} there and "
+                f"{_told(here)} in the model. Fix: build the model with the configuration "
+                "that was saved."
+            )
+
+
+def _told(shape: list[int] | None) -> str:
+    return "none" if shape is None else f"{list(shape)}"

@@ -1,0 +1,357 @@
+"""Checkpoints: saved at any stage and world size, loaded at any other; whole or not there at all.
+
+Every strategy sees a parameter in the same way: a range of its elements, flat, on each rank
+(`Part`). So a checkpoint holds, under the parameter's own name, one 1-D tensor for it and one for
+each tensor of its optimizer state, and `torch.distributed.checkpoint` cuts and joins ranges as the
+reader needs them.
+
+A kill at any moment, or a disk that fills on one rank, leaves the last complete checkpoint in its
+place (`checkpoint_folder`). The folder must be one that all ranks see. The ranks that save and load
+are those that the model was parallelized over: groups of ranks with models of their own save each
+to a path of its own. On a mesh all ranks save one checkpoint, in the names and shapes of the whole
+model, so it loads on another mesh, or on none.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+
+from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.files import check_extra, pack, restore_rng, rng_state, write
+from ddpz_lite.checkpoint.folder import index, reading, saving
+from ddpz_lite.checkpoint.parts import (
+    Held,
+    Part,
+    check_shapes,
+    comm_of,
+    flats_of,
+    held_by,
+    of_all_stages,
+    plain,
+    refresh,
+    write_back,
+)
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.precision import LossScale
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    **extra: Any,
+) -> None:
+    """Write model, optimizer and `extra` to the folder `path`, in place of the checkpoint it held.
+
+    Every rank of the model must call it; it returns on all when the checkpoint counts. Random
+    generators and loss scale are saved too. extra: numbers, strings, tensors, lists, tuples, dicts,
+    rank 0's; give samplers and schedulers as their `state_dict()`.
+
+    Raises on all ranks, and leaves no files: TypeError for an `extra` that could not be loaded
+    again without running code; OSError if a rank cannot write; RuntimeError if another job, or
+    another group of ranks, saves to this folder.
+    """
+    comm = comm_of(model, optimizer).everyone
+    save_content(path, content_of(model, optimizer, extra, comm), comm)
+
+
+@dataclass
+class Content:
+    """What this rank writes of a checkpoint. Its tensors are the model's own until `copy`."""
+
+    tensors: dict[str, Part | Tensor]
+    options: bytes  # what is no tensor of the model: the first rank's, empty on the others
+    random: bytes
+    shapes: dict[str, list[int]]
+
+    def copy(self) -> Content:
+        """The same with tensors of its own, in the memory of the host."""
+
+        def copied(value: Part | Tensor) -> Part | Tensor:
+            own = _tensor(value).detach().to("cpu", copy=True)
+            return value.like(own) if isinstance(value, Part) else own
+
+        return replace(self, tensors={name: copied(t) for name, t in self.tensors.items()})
+
+
+def content_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: dict[str, Any], comm: Comm
+) -> Content:
+    """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
+    own = comm_of(model, optimizer)  # of this part of the model
+    held = held_by(model, optimizer)
+    groups = of_all_stages(own, _group_options(model, optimizer))
+    shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
+
+    def found() -> Content:
+        loss_scale, options = _loss_scale(optimizer), b""
+        if index(comm) == 0:
+            check_extra(extra)
+            scale = asdict(loss_scale) if loss_scale else None
+            options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
+        tensors = _tensors(model, optimizer, held, own.place)
+        return Content(tensors, options, pack(rng_state()), shapes)
+
+    return together(comm, found)
+
+
+def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
+    """Write it to the folder `path`, all ranks of `comm` together."""
+    with saving(Path(path), content.shapes, comm) as folder:
+        together(comm, lambda: _write(folder, content, comm))
+
+
+def _write(folder: Path, content: Content, comm: Comm) -> None:
+    """This rank's files; where all replicas hold the same tensors, the first writes them."""
+    if index(comm) < comm.shards:
+        writer = dcp.FileSystemWriter(folder, sync_files=True)
+        how = {"storage_writer": writer, "planner": _SavePlanner(flatten_state_dict=False)}
+        _dcp(lambda **ranks: dcp.save(content.tensors, **how, **ranks), comm)
+    write(folder / f"rng-{index(comm)}.pt", content.random)
+    if content.options:
+        write(folder / "extra.pt", content.options)
+
+
+@torch.no_grad()
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> dict[str, Any]:
+    """Read a checkpoint into a model and optimizer of any stage and world size; returns `extra`.
+
+    Every rank of the model must call it; a job that saves to the folder meanwhile does no harm.
+    Random generators are restored where the world has the same size. State of the optimizer in
+    another floating-point dtype than its parameter is cast to it, as torch's `load_state_dict`
+    does; single numbers, as step counters, stay as they are.
+
+    Raises on all ranks: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a
+    file is damaged or the checkpoint is of another model.
+    """
+    own, root = comm_of(model, optimizer), Path(path)
+    comm = own.everyone
+    with reading(root, comm) as (folder, manifest):
+        held = held_by(model, optimizer)
+        shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
+        together(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
+        saved = together(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
+        states = together(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
+        same_world = manifest["world"] == comm.size
+        rng_file = folder / f"rng-{index(comm)}.pt"
+        rng = together(
+            comm, lambda: torch.load(rng_file, weights_only=True) if same_world else None
+        )
+    if optimizer is not None:
+        by_key = {held[name].key: state for name, state in states.items()}
+        _restore(model, optimizer, by_key, saved)
+    for here in held.values():
+        write_back(here)
+    for flat in flats_of(model, optimizer):
+        refresh(flat)
+    if rng is not None:
+        restore_rng(rng)
+    return saved["extra"]
+
+
+# -- tensors, as torch.distributed.checkpoint takes them
+
+
+class _SavePlanner(DefaultSavePlanner):
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return _range(self.state_dict[index.fqn], index)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def set_up_planner(
+        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """The default one would drop what is no tensor, a Part too."""
+        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return _range(self.state_dict[index.fqn], index)
+
+
+def _range(value: Part | Tensor, index: MetadataIndex) -> Tensor:
+    return value.__get_tensor_shard__(index) if isinstance(value, Part) else value
+
+
+def _tensor(value: Part | Tensor) -> Tensor:
+    return value.tensor if isinstance(value, Part) else value
+
+
+def _tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, held: dict[str, Held], rank: int
+) -> dict[str, Any]:
+    """Everything of this rank by its key in the checkpoint; buffers are rank 0's."""
+    tensors: dict[str, Any] = {f"parameter/{name}": here.part for name, here in held.items()}
+    if rank == 0:
+        tensors |= {f"buffer/{name}": b for name, b in plain(model).named_buffers()}
+    for name, here in held.items() if optimizer is not None else ():
+        if not here.part.tensor.numel():
+            continue  # others hold it; a step counter may be here, which loading does not restore
+        for key, value in optimizer.state.get(here.key, {}).items():
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"the optimizer keeps {key}={value!r} for {name}; only tensors can be sharded "
+                    "and saved"
+                )
+            is_cut = value.shape == here.key.shape and key != "step"  # else the same on every rank
+            if not is_cut and value.numel() > 1 and here.part.tensor.numel() < here.part.total:
+                raise TypeError(
+                    f"the optimizer keeps {key} of shape {list(value.shape)} for a part of {name}, "
+                    "and such parts cannot be put together. Fix: an optimizer that works element "
+                    "by element."
+                )
+            tensors[f"optimizer/{name}/{key}"] = here.part.like(value) if is_cut else value
+    return tensors
+
+
+def _dcp(call: Callable[..., None], comm: Comm) -> None:
+    """Let torch save or load with the ranks of `comm`; its failures are no `Exception`s.
+
+    It raises on all ranks what happened on one. One process alone is no mistake: it warns.
+    """
+    try:
+        if comm.shards > 1:
+            return call(process_group=comm.holders)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            call(no_dist=True)
+    except CheckpointException as error:
+        rank, (first, _) = min(error.failures.items())
+        kind = OSError if isinstance(first, OSError) else ValueError
+        raise kind(f"rank {rank}: {type(first).__name__}: {first}") from error
+
+
+# -- what an optimizer keeps
+
+
+def _empty_state(
+    held: dict[str, Held], saved: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+) -> dict[str, dict[str, Tensor]]:
+    """Room for the optimizer's state of this rank's parts, as the checkpoint has it."""
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in held}
+    if optimizer is None:
+        return states
+    stepping = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
+    on_device = {
+        id(p): bool(group.get("fused") or group.get("capturable"))
+        for group in stepping.param_groups
+        for p in group["params"]
+    }
+    for full_key, meta in saved.items():
+        kind, _, rest = full_key.partition("/")
+        name, _, key = rest.rpartition("/")
+        here = held.get(name)
+        if kind != "optimizer" or here is None or not here.part.tensor.numel():
+            continue
+        dtype = meta.properties.dtype
+        if meta.size:
+            if dtype.is_floating_point and here.key.is_floating_point():
+                dtype = here.key.dtype
+            shape = here.key.shape if _is_cut(meta, here) else meta.size
+            room = torch.zeros(shape, dtype=dtype, device=here.key.device)
+        else:  # a step counter
+            device = here.key.device if on_device.get(id(here.key)) else "cpu"
+            room = torch.zeros((), dtype=dtype, device=device)
+        states[name][key] = room
+    return states
+
+
+def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
+    """Whether it was saved in parts, laid flat. Adafactor's means of rows and columns were not."""
+    return meta.size == here.part.size()
+
+
+def _load_tensors(
+    folder: Path,
+    model: nn.Module,
+    held: dict[str, Held],
+    optimizer: torch.optim.Optimizer | None,
+    comm: Comm,
+) -> dict[str, dict[str, Tensor]]:
+    """Read parameters and buffers into the model; returns the optimizer's state by parameter."""
+    reader = dcp.FileSystemReader(folder)
+    metadata = reader.read_metadata().state_dict_metadata
+    buffers = {f"buffer/{n}": list(b.shape) for n, b in plain(model).named_buffers()}
+    there = {key: list(metadata[key].size) for key in buffers if key in metadata}
+    check_shapes(buffers, there, f"{folder.parent}")
+    states = _empty_state(held, metadata, optimizer)
+    tensors = _tensors(model, None, held, 0)
+    for name, state in states.items():
+        for key, value in state.items():
+            full_key = f"optimizer/{name}/{key}"
+            is_cut = _is_cut(metadata[full_key], held[name])
+            tensors[full_key] = held[name].part.like(value) if is_cut else value
+    planner = _LoadPlanner(flatten_state_dict=False)
+    _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
+    return states
+
+
+def _restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    states: dict[nn.Parameter, dict[str, Tensor]],
+    saved: Mapping[str, Any],
+) -> None:
+    """Give the optimizer its state, the options of its groups, and its loss scale."""
+    for key, state in states.items():
+        optimizer.state.pop(key, None)
+        if state:
+            optimizer.state[key] = state
+    _restore_options(model, optimizer, saved["groups"])
+    if saved["loss_scale"] and (loss_scale := _loss_scale(optimizer)) is not None:
+        vars(loss_scale).update(saved["loss_scale"])
+
+
+def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
+    return optimizer.loss_scale if isinstance(optimizer, ShardedOptimizer) else None
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """{id: name} of every parameter, and of its piece: ZeRO-3's modules show one or the other."""
+    pieces = {id(here.key): name for name, here in held_by(model).items()}
+    return pieces | {id(p): name for name, p in plain(model).named_parameters()}
+
+
+def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """{parameter name: options of its group}."""
+    if optimizer is None:
+        return {}
+    names = _names(model)
+    return {
+        names[id(p)]: {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+
+
+def _restore_options(
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
+) -> None:
+    names = _names(model)
+    for group in optimizer.param_groups:
+        options = [saved.get(names[id(p)]) for p in group["params"]]
+        if any(other != options[0] for other in options[1:]):
+            raise ValueError(
+                "parameters of one group had different options when the checkpoint was saved. "
+                "Fix: build the optimizer with the same groups."
+            )
+        if any(options):  # else a group without parameters, or one that was not saved
+            group.update(options[0])

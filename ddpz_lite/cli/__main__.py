@@ -1,7 +1,0 @@
-"""`python -m ddpz_lite.cli` is `ddpz`, for places where the command itself is not on the path."""
-
-import sys
-
-from ddpz_lite.cli import main
-
-sys.exit(main())

@@ -1,0 +1,236 @@
+"""What follows from the notebooks and is written by no hand: map, tables, sums and links.
+
+In a Markdown page a block stands between two comments, `<!-- ddpz course: NAME -->` and
+`<!-- end -->`. In a notebook it is the last cell, with `{"generated": "links"}` in its metadata,
+and the first words of code (see `start`).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+
+from ddpz_lite.course.authoring.catalogue import Course, Incomplete, Lesson
+from ddpz_lite.course.authoring.picture import described, drawn
+from ddpz_lite.course.authoring.start import begin_exercise, begin_lesson
+from ddpz_lite.course.check.notebooks import write_text
+
+TASKS = Path(__file__).resolve().parents[1] / "tasks"
+BLOCK = "<!-- ddpz course: {} -->"
+END = "<!-- end -->"
+LINKS = "links"  # the id of the generated cell, and what its metadata says
+
+
+def stale(root: Path, course: Course) -> dict[Path, str]:
+    """The files that differ from what the notebooks' metadata make of them: their right text.
+
+    Raises Incomplete for a page that has lost its comments.
+    """
+    wanted = {
+        root / "lessons/map.svg": drawn(course),
+        root / "README.md": _filled(root / "README.md", _front(course)),
+        root / "lessons/README.md": _filled(root / "lessons/README.md", _map(course)),
+        root / "exercises/README.md": _filled(root / "exercises/README.md", {"inside": _inside()}),
+    }
+    for lesson in course.written:
+        path = root / "lessons" / str(lesson.file)
+        wanted[path] = _linked(path, lesson_links(course, lesson), begin_lesson, course)
+    by_number = {lesson.number: lesson for lesson in course.written}
+    for number, exercise in course.exercises.items():
+        if number in by_number:
+            path = root / "solutions" / exercise.file
+            links = exercise_links(course, by_number[number])
+            wanted[path] = _linked(path, links, begin_exercise, course)
+    return {
+        path: text
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+
+
+# ---- links ----
+
+
+def lesson_links(course: Course, lesson: Lesson) -> str:
+    """The last cell of a lesson: its exercise, what comes next and came before, the map."""
+    parts = []
+    if exercise := course.exercise(lesson):
+        worth = f"{exercise.minutes} minutes, {exercise.points} points"
+        parts.append(f"**Exercise:** [{exercise.name}](../exercises/{exercise.file}), {worth}")
+    parts += _onward(course, lesson, "")
+    if before := _before(course, lesson):
+        parts.append(f"**Before:** {_link(before)}")
+    return " ·\n".join([*parts, "[All lessons](README.md)"])
+
+
+def exercise_links(course: Course, lesson: Lesson) -> str:
+    """The last cell of an exercise: back to its lesson, and on to the next one."""
+    parts = [f"**Lesson:** {_link(lesson, '../lessons/')}", *_onward(course, lesson, "../lessons/")]
+    return " ·\n".join([*parts, "[All lessons](../lessons/README.md)"])
+
+
+def _onward(course: Course, lesson: Lesson, folder: str) -> Iterator[str]:
+    """The next lesson that one needs, and before it what lies on the way and can wait."""
+    for later in course.lessons[course.lessons.index(lesson) + 1 :]:
+        if later.can_wait:
+            if later.number[:2] == lesson.number[:2]:
+                yield f"**Can wait:** {_link(later, folder)}"
+        elif later.file:
+            yield f"**Next:** {_link(later, folder)}"
+            return
+    if course.planned and course.planned[-1].number > lesson.number:
+        planned = next(later for later in course.planned if later.number > lesson.number)
+        yield f"**Next:** {planned.name}, which is planned"
+
+
+def _before(course: Course, lesson: Lesson) -> Lesson | None:
+    earlier = [one for one in course.written if one.number < lesson.number and not one.can_wait]
+    return earlier[-1] if earlier else None
+
+
+def _link(lesson: Lesson, folder: str = "") -> str:
+    return f"[{lesson.name}]({folder}{lesson.file})"
+
+
+def _linked(path: Path, text: str, begin: Callable, course: Course) -> str:
+    """The notebook's file with its first words of code, and `text` as its last cell."""
+    notebook = nbformat.v4.reads(path.read_text(encoding="utf-8"))
+    if any(cell.cell_type == "code" for cell in notebook.cells):
+        begin(notebook, course.repository)
+    notebook.cells = [cell for cell in notebook.cells if not _is_links(cell)]
+    about = {"ddpz": {"generated": LINKS}}
+    notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=LINKS, metadata=about))
+    return write_text(notebook)
+
+
+def _is_links(cell: nbformat.NotebookNode) -> bool:
+    return cell.metadata.get("ddpz", {}).get("generated") == LINKS
+
+
+# ---- the pages ----
+
+
+def _front(course: Course) -> dict[str, str]:
+    """The blocks of the README."""
+    rows = ["| lesson | you learn | exercise |", "|---|---|---|"]
+    for lesson in course.written:
+        own = course.exercises.get(lesson.number)
+        exercise = f"[{lesson.number}](exercises/{own.file}) " if own else ""
+        title = f"[{lesson.name}](lessons/{lesson.file}){_second(lesson)}"
+        rows.append(f"| {title} | {lesson.learn} | {exercise}|")
+    return {"get": _get(course), "table": "\n".join(rows), "planned": _planned(course)}
+
+
+def _get(course: Course) -> str:
+    """How to get the course, with its address if it has one."""
+    clone = f"git clone {course.repository or '<this repository>'} ddpz-lite && cd ddpz-lite"
+    lab = "make lab     # creates .venv, installs the course, opens JupyterLab at lesson 00"
+    test = "make test    # installs what the tests need too, then runs them and all notebooks"
+    text = "\n".join(["```sh", clone, lab, test, "```"])
+    return f"{text}\n\nTo read first, without installing: <{course.site}>" if course.site else text
+
+
+def _planned(course: Course) -> str:
+    if not course.planned:
+        return "All lessons are written."
+    names = [lesson.name for lesson in course.planned]
+    return _wrapped(f"Planned: {'; '.join(names)}.")
+
+
+def _map(course: Course) -> dict[str, str]:
+    """The blocks of lessons/README.md."""
+    return {
+        "sums": _sums(course),
+        "picture": _wrapped(f"![{described(course)}](map.svg)"),
+        "way": _way(course),
+        "table": _table(course),
+        "abilities": _abilities(course),
+    }
+
+
+def _sums(course: Course) -> str:
+    minutes = sum(lesson.minutes for lesson in course.written)
+    exercises = course.exercises.values()
+    said = (
+        f"{len(course.written)} notebooks are written and take {minutes} minutes to work through; "
+        f"their exercises take {sum(e.minutes for e in exercises)} more, for "
+        f"{sum(e.points for e in exercises)} points."
+    )
+    if course.planned:
+        said += f" {len(course.planned)} lessons are planned, and their numbers are fixed."
+    return _wrapped(said)
+
+
+def _way(course: Course) -> str:
+    """The short way to ZeRO: what its last lesson needs, and what these need, in order."""
+    by_number = {lesson.number: lesson for lesson in course.written}
+    found, open_ = set(), [course.way]
+    while open_:
+        number = open_.pop()
+        if number not in by_number:
+            raise Incomplete(f"lesson {number} is needed and there is no such notebook.")
+        if number not in found:
+            found.add(number)
+            open_ += by_number[number].needs
+    way = " → ".join(sorted(found))
+    return _wrapped(f"The short way to ZeRO leaves nothing out that it needs: `{way}`.")
+
+
+def _table(course: Course) -> str:
+    rows = ["| lesson | time | difficulty | needs | you learn | exercise |", "|---" * 6 + "|"]
+    for lesson in course.lessons:
+        if not lesson.file:
+            rows.append(f"| {lesson.name} | planned | | | {lesson.learn} | |")
+            continue
+        own = course.exercises.get(lesson.number)
+        worth = f"[{own.minutes} min, {own.points} points](../exercises/{own.file}) " if own else ""
+        needs = ", ".join(lesson.needs) or "none"
+        rows.append(
+            f"| [{lesson.number} {lesson.title}]({lesson.file}){_second(lesson)} | "
+            f"{lesson.minutes} min | {lesson.difficulty} | {needs} | {lesson.learn} | {worth}|"
+        )
+    return "\n".join(rows)
+
+
+def _abilities(course: Course) -> str:
+    sections = []
+    for lesson in course.written:
+        abilities = "\n".join(f"- {can}" for can in lesson.can_do)
+        sections.append(f"### {lesson.number} {lesson.title}\n\n{abilities}")
+    return "\n\n".join(sections)
+
+
+def _inside() -> str:
+    """Which lessons judge what only an answer's own process can tell: their jobs look beside it."""
+    jobs = sorted(TASKS.glob("lesson*/job.py"))
+    numbers = [job.parent.name[6:] for job in jobs if "check.beside import" in job.read_text()]
+    lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"
+    return _wrapped(
+        "What lies in memory, what was changed there, and how far backward has come, only the "
+        f"answer's own process can tell (lessons {lessons}). Whoever tampers with that there can "
+        "deceive those few criteria, never the values or the traffic."
+    )
+
+
+def _second(lesson: Lesson) -> str:
+    return f" ({lesson.second})" if lesson.second else ""
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _filled(path: Path, blocks: dict[str, str]) -> str:
+    """The page with each block between its comments. Raises Incomplete where they are missing."""
+    text = path.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        begin = BLOCK.format(name)
+        pattern = re.compile(rf"{re.escape(begin)}\n.*?{re.escape(END)}", re.S)
+        if len(pattern.findall(text)) != 1:
+            raise Incomplete(f"{path.name} needs the lines {begin!r} and {END!r}, once.")
+        text = pattern.sub(lambda _: f"{begin}\n\n{block}\n\n{END}", text)  # noqa: B023
+    return text

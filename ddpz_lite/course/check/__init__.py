@@ -1,0 +1,21 @@
+"""Exercises: what is asked, what an answer did, and what that is worth.
+
+One rule holds the room together: the process that runs an answer returns data, never verdicts; who
+gives the verdict never runs an answer.
+
+task       what a task is: cases, criteria, points, hints
+job        finds and runs what stands beside an answer, in its process, and returns data
+beside     what those jobs watch: bytes held, inputs changed, layouts
+vocabulary what judges of several lessons say and compute
+data       tensors and numbers over the boundary, and nothing else
+compare    two tensors, and one sentence on how they differ
+score      from what was observed to points
+run        cases on ranks of this machine, for the one who learns
+together   many answers in one launch
+mutants    small mistakes in solutions, which the judges must find
+check      `check("03.weighted_mean", weighted_mean)` in a notebook
+progress   what a learner has solved, from day to day
+notebooks  exercises/ from solutions/
+guard      ready-made strategies are refused while an answer runs
+chance     generators of random numbers from a seed
+"""

@@ -1,0 +1,58 @@
+"""An exercise as it was handed out: what a submission is compared with and merged into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import nbformat
+
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import Task, find
+
+
+@dataclass(frozen=True)
+class Pristine:
+    """An exercise as it was handed out."""
+
+    lesson: str
+    name: str  # "03_data_parallel"
+    title: str
+    cells: tuple[tuple[str, str, str | None], ...]  # id, source, task (None: a given cell)
+    notebook: str = field(default="", repr=False)  # the whole learner's copy, as a file's text
+
+    @cached_property
+    def answers(self) -> dict[str, str]:
+        """Answer cell's id -> its task."""
+        return {name: task for name, _, task in self.cells if task is not None}
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """The ids of all its cells, those with words too."""
+        if not self.notebook:
+            return frozenset(name for name, _, _ in self.cells)
+        return frozenset(cell.id for cell in nbformat.v4.reads(self.notebook).cells)
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [find(task) for task in self.answers.values()]
+
+    def attempted(self, cell: str, source: str) -> bool:
+        """Whether an answer cell holds more than blanks and its stub."""
+        stub = next(text for name, text, _ in self.cells if name == cell)
+        return bool(source.strip()) and source.split() != stub.split()
+
+
+def pristine(path: Path) -> Pristine:
+    """The exercise that a master makes. Raises notebooks.Malformed."""
+    notebook = notebooks.master(path)
+    copy = notebooks.blank(notebook)
+    cells = tuple(
+        (cell.id, cell.source, notebooks.of(cell))
+        for cell in copy.cells
+        if notebooks.role(cell) in ("given", "answer")
+    )
+    about = notebook.metadata["ddpz"]
+    whole = notebooks.write_text(copy)
+    return Pristine(about["exercise"], path.stem, about["title"], cells, whole)

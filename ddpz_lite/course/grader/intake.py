@@ -1,0 +1,170 @@
+"""Submissions as they come: files, folders, zips, of which nothing is believed.
+
+owners says whose a notebook is, answers what of it is taken. Whatever else lies beside it (a
+`torch.py`, a `conftest.py`) is not even opened. All that was handed in comes out again: as a
+submission, or as a line that says why not and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from ddpz_lite.course.grader.answers import Answers, read
+from ddpz_lite.course.grader.exercise import Pristine
+from ddpz_lite.course.grader.owners import LISTED, HandIn, hand_ins, nothing
+from ddpz_lite.course.grader.places import PAPERS, Paper, gathered
+from ddpz_lite.course.grader.submission import NotGraded, NotTaken, Submission
+from ddpz_lite.course.grader.text import clean
+from ddpz_lite.course.grader.zips import NESTED, unzipped
+
+TOO_MANY = f"it holds more than {PAPERS} notebooks, and the rest was not looked at"
+
+Taken = list[tuple[Paper, Answers]]
+Problems = list[tuple[str, str]]  # (where, reason)
+
+
+def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission | NotGraded]:
+    """All that the paths hold, in the order of names.
+
+    Of two notebooks of a student for one exercise the better counts, and what several of the paths
+    hold counts once. known: the exercises by lesson. Nothing here raises for what a student handed
+    in.
+    """
+    names = [exercise.name for exercise in known.values()]
+    read_in = []
+    seen: set[str] = set()
+    for path in dict.fromkeys(paths):
+        with ExitStack() as stack:
+            for hand_in in hand_ins(path, names, stack):
+                taken, problems = _read(hand_in, known)
+                taken = [one for one in taken if one[0].path not in seen]
+                seen.update(paper.path for paper, _ in taken)
+                read_in.append((hand_in, taken, problems))
+    students = _told_apart([hand_in for hand_in, *_ in read_in])
+    best = _best(read_in, students)
+    result: list[Submission | NotGraded] = []
+    for (_, taken, problems), (student, renamed) in zip(read_in, students, strict=True):
+        counts = [best.get((student, paper.path)) for paper, _ in taken]
+        mine = [one for one in counts if one is not None]
+        result += [replace(one, warnings=(*one.warnings, *renamed)) for one in mine]
+        result += _lines(student, problems, renamed)
+    return result
+
+
+# ---- from places to answers ----
+
+
+def _read(hand_in: HandIn, known: dict[str, Pristine]) -> tuple[Taken, Problems]:
+    """(the notebooks that were taken, what was not and why)."""
+    taken: Taken = []
+    problems = list(hand_in.problems)
+    with ExitStack() as stack:
+        for number, paper in enumerate(_papers(hand_in.papers, problems, stack)):
+            if number == PAPERS:
+                problems.append((hand_in.where, TOO_MANY))
+                break
+            try:
+                taken.append((paper, read(paper.load(), paper.stem, known)))
+            except NotTaken as reason:
+                problems.append((paper.where, str(reason)))
+    if not taken and not problems:
+        problems.append((hand_in.where, nothing(hand_in)))
+    return taken, problems
+
+
+def _papers(papers: Sequence[Paper], problems: Problems, stack: ExitStack) -> Iterator[Paper]:
+    """The notebooks, those in zips too; what is wrong with a zip goes to `problems`."""
+    for paper in papers:
+        if not paper.zipped:
+            yield paper
+            continue
+        try:
+            found = gathered(unzipped(paper, stack))
+        except NotTaken as reason:
+            problems.append((paper.where, str(reason)))
+            continue
+        problems += found.problems
+        if not found.papers and not found.problems:
+            empty = HandIn(paper.stem, paper.path, paper.where, others=found.others)
+            problems.append((paper.where, nothing(empty)))
+        for one in found.papers:
+            if one.zipped:
+                problems.append((one.where, NESTED))
+            else:
+                yield one
+
+
+def _lines(student: str, problems: Problems, renamed: Sequence[str]) -> Iterator[NotGraded]:
+    """A line for each reason, however often it holds."""
+    by_reason: dict[str, list[str]] = {}
+    for where, reason in problems:
+        by_reason.setdefault(reason, []).append(where)
+    for reason, places in by_reason.items():
+        said = f" ({renamed[0]})" if renamed else ""
+        yield NotGraded(student, _some(places), f"{reason}{said}")
+
+
+def _some(places: Sequence[str]) -> str:
+    if len(places) <= LISTED:
+        return ", ".join(places)
+    return f"{', '.join(places[:LISTED])} and {len(places) - LISTED} more"
+
+
+# ---- which of several ----
+
+
+def _best(
+    read_in: Sequence[tuple[HandIn, Taken, Problems]],
+    students: Sequence[tuple[str, Sequence[str]]],
+) -> dict[tuple[str, str], Submission]:
+    """(student, place) -> the notebook that counts, of several for one exercise.
+
+    It is the one with the most answers, and of equals the last.
+    """
+    groups: dict[tuple[str, str], Taken] = {}
+    for (_, taken, _), (student, _) in zip(read_in, students, strict=True):
+        for paper, answers in taken:
+            groups.setdefault((student, answers.lesson), []).append((paper, answers))
+    best = {}
+    for (student, _), group in groups.items():
+        number = max(range(len(group)), key=lambda n: (group[n][1].attempted, n))
+        paper, answers = group.pop(number)
+        warnings = list(answers.warnings)
+        if group:
+            were = "was" if len(group) == 1 else "were"
+            why = ", for it has the most answers" if number < len(group) else ""
+            places = _some([other.where for other, _ in group])
+            warnings.append(f"{places} {were} handed in too; this one counts{why}")
+        best[student, paper.path] = Submission(
+            student=student,
+            lesson=answers.lesson,
+            where=paper.where,
+            sha256=answers.sha256,
+            answers=answers.cells,
+            warnings=tuple(warnings),
+            elsewhere=answers.elsewhere,
+        )
+    return best
+
+
+def _told_apart(hand_ins: Sequence[HandIn]) -> list[tuple[str, list[str]]]:
+    """(name, what to say of it) for each.
+
+    Of two places whose names became the same, or differ by case alone, one gets a number. A
+    folder's or zip's name comes before a notebook's own.
+    """
+    owner: dict[str, str] = {}
+    for one in sorted(hand_ins, key=lambda one: one.own):
+        owner.setdefault(clean(one.name).casefold(), one.place)
+    result = []
+    for one in hand_ins:
+        first = name = clean(one.name)
+        number = 2
+        while owner.setdefault(name.casefold(), one.place) != one.place:
+            name, number = f"{first}-{number}", number + 1
+        said = f"{one.where}: the name {first} is another hand-in's too; this one is {name} here"
+        result.append((name, [said] if name != first else []))
+    return result

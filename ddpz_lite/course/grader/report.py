@@ -1,0 +1,172 @@
+"""What a class is told, before it has a form: pages and formats write it down.
+
+A student's report says what was looked at, what was found and where to go on. It never says what
+was expected: the sentences come from the judges, and a hint is the task's own first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ddpz_lite.course.check.score import Finding, Verdict
+from ddpz_lite.course.check.task import Task
+from ddpz_lite.course.grader.batch import Grade, Terms
+from ddpz_lite.course.grader.exercise import Pristine
+from ddpz_lite.course.grader.nbval import Reports, Said
+from ddpz_lite.course.grader.submission import NotGraded
+
+NBVAL = {"passed": "pass", "failed": "fail"}  # its words -> ours; others are not judged
+NBVAL_HEAD = "What nbval says"
+NBVAL_ABOUT = (
+    "pytest ran the whole notebook with these answers, cell by cell, as you can: pytest "
+    "--nbval-lax. This is for you to read. It is worth no points, and changes none of those above."
+)
+LATER = "not judged: the first must be right before it"
+MISSING = "handed in nothing, or under another name"
+UNLISTED = "is not in the roster"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is said about submissions: all of a class, or one student's."""
+
+    grades: Sequence[Grade]
+    lost: Sequence[NotGraded]
+    exercises: Mapping[str, Pristine]
+    terms: Terms
+    said: Reports = field(default_factory=dict)  # by nbval
+    missing: Sequence[str] = ()  # in the roster, and not here
+    unlisted: Sequence[str] = ()  # here, and not in the roster
+
+    @property
+    def points(self) -> int:
+        return sum(grade.points for grade in self.grades)
+
+    @property
+    def out_of(self) -> int:
+        return sum(grade.out_of for grade in self.grades)
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """Id -> task, of those that were graded."""
+        graded = {verdict.task for grade in self.grades for verdict in grade.verdicts}
+        return {
+            task.id: task
+            for exercise in self.exercises.values()
+            for task in exercise.tasks
+            if task.id in graded
+        }
+
+    @cached_property
+    def students(self) -> dict[str, Report]:
+        """Each student's own report, by name."""
+        parts: dict[str, tuple[list[Grade], list[NotGraded]]] = {}
+        for one in [*self.grades, *self.lost]:
+            mine = parts.setdefault(one.student, ([], []))
+            mine[isinstance(one, NotGraded)].append(one)
+        names = sorted(parts, key=lambda name: (name.casefold(), name))
+        return {name: Report(*parts[name], self.exercises, self.terms, self.said) for name in names}
+
+    @property
+    def stamp(self) -> str:
+        """The line under every student's report."""
+        digests = ", ".join(grade.sha256 for grade in self.grades) or "-"
+        terms = self.terms
+        return f"SHA-256 {digests}; checker {terms.version}; sandbox: {terms.sandbox}"
+
+    @property
+    def stamps(self) -> dict[str, Any]:
+        """What every report says of the terms on which it was made.
+
+        The seed stands in the teacher's alone: who knows it can draw the inputs.
+        """
+        return {"version": self.terms.version, "sandbox": self.terms.sandbox}
+
+
+def sentences(verdict: Verdict) -> list[str]:
+    """What the student is told about a task, in lines."""
+    lines = [verdict.sentence] if verdict.sentence else []
+    for found in verdict.findings:
+        lines.append(f"{found.outcome}: {found.says} ({found.points} of {found.out_of})")
+        lines += [f"    {found.sentence}"] if found.sentence else []
+    return lines
+
+
+# ---- a student's feedback, in parts that HTML and Markdown write alike ----
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line with a mark, and what is said about it."""
+
+    mark: str  # "pass", "fail", "not judged"
+    text: str
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A task, or what nbval says. Without a title the items stand alone."""
+
+    items: Sequence[Item]
+    title: str = ""
+    word: str = ""  # points and status
+    solved: bool = False
+    sentence: str = ""
+    onward: str = ""  # a hint or a debrief
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A notebook."""
+
+    head: str
+    notes: Sequence[str] = ()  # to look at
+    about: str = ""
+    boxes: Sequence[Box] = ()
+
+
+def chapters(report: Report) -> Iterator[Chapter]:
+    """A student's feedback, a chapter per notebook and one for each thing that was not graded."""
+    for grade in report.grades:
+        title = report.exercises[grade.lesson].title
+        head = f"{grade.lesson} {title}: {grade.points} of {grade.out_of} points"
+        notes = [f"{_capital(text)}." for text in grade.warnings]
+        yield Chapter(head, notes, boxes=[_box(v, report.tasks[v.task]) for v in grade.verdicts])
+        if told := report.said.get((grade.student, grade.lesson)):
+            yield Chapter(NBVAL_HEAD, about=NBVAL_ABOUT, boxes=[Box(list(_nbval(told)))])
+    for one in report.lost:
+        yield Chapter(one.where, about=f"Not graded: {one.reason}.")
+
+
+def _box(verdict: Verdict, task: Task) -> Box:
+    return Box(
+        title=f"{task.id}  {task.title}",
+        word=f"{verdict.points} of {verdict.out_of} points, {verdict.status}",
+        solved=verdict.solved,
+        sentence=verdict.sentence,
+        items=[_item(found, verdict) for found in verdict.findings],
+        onward=task.debrief if verdict.solved else f"Hint: {task.hints[0]}",
+    )
+
+
+def _item(found: Finding, verdict: Verdict) -> Item:
+    later = found.outcome == "not judged" and not (verdict.sentence or found.sentence)
+    text = f"{found.says}: {found.points} of {found.out_of}" + (f" ({LATER})" if later else "")
+    return Item(found.outcome, text, _capital(found.sentence))
+
+
+def _nbval(told: Said) -> Iterator[Item]:
+    """Which cell and what became of it, with the first lines of a failure."""
+    if told.trouble:
+        yield Item("not judged", f"nbval gave no report: {told.trouble}")
+    for cell in told.cells:
+        outcome = cell.outcome or "not in the report"
+        yield Item(NBVAL.get(outcome, "not judged"), f"{cell.task}: {outcome}", cell.says)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,61 @@
+"""A step of DDP for one bucket size, and the time of a step against bucket size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpz_lite.course.show.canvas import figure, house_style
+from ddpz_lite.course.show.page import Table
+from ddpz_lite.course.show.style import QUIET, SERIES, look
+
+Transfers = Sequence[tuple[float, float]]  # (begin, end) of each all-reduce, in seconds
+
+
+def bucket_sizes(
+    transfers: Mapping[float, Transfers], limit: float, forward: float, computing: float
+) -> tuple[Any, str, Table]:
+    """Figure, alt text and table, for `show.explore`.
+
+    transfers: for each limit in MB when its all-reduces travel, in seconds since the step began.
+    limit: the one whose step is drawn. forward, computing: when forward and backward end. Raises
+    ValueError for a limit that is not among them.
+    """
+    if limit not in transfers:
+        raise ValueError(f"bucket_sizes: no limit of {limit} MB; there are {list(transfers)}.")
+    limits = list(transfers)
+    ends = [1e3 * max(computing, *(end for _, end in transfers[m])) for m in limits]
+    end = ends[limits.index(limit)]
+    fig, (top, bottom) = figure(2, height=4.0)
+    with house_style():
+        _step(top, transfers[limit], forward, computing)
+        top.set_xlim(0, 1.02 * end)
+        top.set_title(f"{len(transfers[limit])} calls, {end / 1e3 / computing:.3g} x computing")
+        places = range(len(limits))
+        bottom.plot(places, ends, color=SERIES[0].color, marker="o")
+        here = {"color": look("all_reduce").color, "marker": "D", "markersize": 10}
+        bottom.plot([limits.index(limit)], [end], linestyle="", **here)
+        bottom.axhline(1e3 * computing, color=QUIET, linewidth=1, linestyle="--")
+        bottom.set_xticks(places, [f"{m:g}" for m in limits])
+        bottom.set_ylim(0, 1.1 * max(ends))
+        bottom.set_xlabel("at most in a bucket, MB (diamond: above; dashed: computing alone)")
+        bottom.set_ylabel("ms per step")
+    best = limits[ends.index(min(ends))]
+    alt = f"With buckets of {limit:g} MB {len(transfers[limit])} all-reduces end the step after "
+    alt += f"{end:.0f} ms; computing alone takes {1e3 * computing:.0f} ms. "
+    alt += f"The best of the limits is {best:g} MB, {min(ends):.0f} ms."
+    rows = [[m, len(transfers[m]), ms] for m, ms in zip(limits, ends, strict=True)]
+    return fig, alt, [["MB", "calls", "ms per step"], *rows]
+
+
+def _step(axes: Any, transfers: Transfers, forward: float, computing: float) -> None:
+    """Computing above, all-reduces below, in ms."""
+    for name, begin, end in (("forward", 0.0, forward), ("backward", forward, computing)):
+        bar = (1e3 * begin, 1e3 * (end - begin))
+        axes.broken_barh([bar], (0.55, 0.4), label=name, **look(name).fill)
+    bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in transfers]
+    fill = {"facecolor": look("all_reduce").color, "edgecolor": "white"}
+    axes.broken_barh(bars, (0.05, 0.4), label="all_reduce", **fill)
+    axes.set_yticks([0.75, 0.25], ["compute", "network"])
+    axes.set_xlabel("ms")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.47, 1.25), ncols=3, frameon=False)

@@ -1,0 +1,155 @@
+"""A step in letters: how ranks hold parameters, gradients and optimizer state, moment by moment.
+
+    R  Replicate: every rank holds the whole value
+    P  Partial: every rank holds a whole tensor, and the value is their sum
+    S  Shard: every rank holds its own part of the value
+
+`step_letters(0, 1)` draws a step of these stages. Every change of a letter is one of the four
+transitions of `ddpz_lite.strategies.placement`, and carries the name of what brings it about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ddpz_lite.course.show.canvas import figure, house_style
+from ddpz_lite.course.show.page import Table, show_figure
+from ddpz_lite.course.show.style import INK, QUIET, SERIES, Look
+from ddpz_lite.strategies.placement import TRANSITIONS, P, Placement, R, S, strategy
+
+KINDS = ("parameter", "gradient", "optimizer")
+PHASES = ("forward", "backward", "step")
+LOOKS: dict[Placement, Look] = {R: SERIES[0], P: SERIES[1], S: SERIES[2]}
+MEANINGS = {
+    R: "Replicate: whole on every rank",
+    P: "Partial: to be summed",
+    S: "Shard: one part each",
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment of a step: its phase, and the letter of each kind; None where there is none."""
+
+    phase: str
+    parameter: Placement
+    gradient: Placement | None
+    optimizer: Placement
+
+
+def moments(stage: int) -> list[Moment]:
+    """A step of `stage`, moment by moment. Raises ValueError for anything but 0, 1, 2, 3."""
+    row = strategy(stage)
+    if stage == 0:
+        letters = [("forward", R, None), ("backward", R, P), ("backward", R, R), ("step", R, R)]
+    elif stage == 1:
+        letters = [("forward", R, None), ("backward", R, P), ("step", R, S), ("step", S, S)]
+        letters += [("step", R, S)]
+    elif stage == 2:
+        letters = [("forward", R, None), ("backward", R, P), ("backward", R, S), ("step", S, S)]
+        letters += [("step", R, S)]
+    else:
+        letters = [("forward", S, None), ("forward", R, None), ("forward", S, None)]
+        letters += [("backward", R, None), ("backward", R, P), ("backward", S, S), ("step", S, S)]
+    return [Moment(*one, row.optimizer) for one in letters]
+
+
+def changes(stage: int) -> list[tuple[int, str, str]]:
+    """(moment before, kind, transition) for each change of a letter, in order."""
+    step, found = moments(stage), []
+    for i, (before, after) in enumerate(pairwise(step)):
+        for kind in KINDS:
+            pair = getattr(before, kind), getattr(after, kind)
+            if None not in pair and pair[0] != pair[1]:
+                found.append((i, kind, TRANSITIONS[pair]))
+    return found
+
+
+def step_letters(*stages: int, title: str | None = None) -> None:
+    """Draw one step of each stage: a row for each kind of state, its letter moment by moment.
+
+    Between two letters stands the collective that turns one into the other; a change from R to S
+    moves nothing: a rank keeps its slice. Raises ValueError for no stage, or one that is none.
+    """
+    if not stages:
+        raise ValueError("step_letters: name at least one stage, 0 to 3: step_letters(0, 1).")
+    steps = {stage: moments(stage) for stage in stages}
+    widest = max(len(step) for step in steps.values())
+    drawn = {getattr(m, kind) for step in steps.values() for m in step for kind in KINDS}
+    legend = [letter for letter in LOOKS if letter in drawn]
+    fig, panels = figure(len(stages), 1, height=0.75 + 1.7 * len(stages), squeeze=False)
+    with house_style():
+        for axes, (stage, step) in zip(panels[:, 0], steps.items(), strict=True):
+            _draw(axes, stage, step, widest)
+        fig.legend(
+            handles=[_box(0, 0, letter) for letter in legend],
+            labels=[f"{letter.value}  {MEANINGS[letter]}" for letter in legend],
+            loc="outside lower center", ncols=3, fontsize=8.5,
+        )  # fmt: skip
+        if title:
+            fig.suptitle(title)
+    show_figure(fig, alt=" ".join(map(_alt, stages)), table=_table(stages))
+
+
+def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
+    axes.set_title(f"stage {stage}, {strategy(stage).name}", fontsize=10)
+    for place, moment in enumerate(step):
+        for row, kind in enumerate(KINDS):
+            letter = getattr(moment, kind)
+            if letter is None:
+                axes.text(place, row, "none", ha="center", va="center", color=QUIET, fontsize=8)
+                continue
+            axes.add_patch(_box(place, row, letter))
+            axes.text(place, row, letter.value, ha="center", va="center", weight="bold",
+                      color=LOOKS[letter].ink)  # fmt: skip
+    for before, kind, transition in changes(stage):
+        row = KINDS.index(kind)
+        named = transition != "slice"
+        arrow = {"arrowstyle": "-|>", "color": INK if named else QUIET, "lw": 1.4, "shrinkA": 0}
+        axes.annotate("", (before + 0.8, row), (before + 0.2, row), arrowprops=arrow)
+        text = transition.replace("_", "-") if named else "keep own"
+        at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+        axes.annotate(text, (before + 0.5, row), **at, color=INK if named else QUIET)
+    phases = [moment.phase for moment in step]
+    for phase in PHASES:
+        first, count = phases.index(phase), phases.count(phase)
+        axes.text(first + (count - 1) / 2, -0.75, phase, ha="center", fontsize=9, color=QUIET)
+        if first:
+            axes.axvline(first - 0.5, color="#DCDCD4", lw=1, zorder=0)
+    axes.set_xlim(-0.5, widest - 0.5)
+    axes.set_ylim(len(KINDS) - 0.5, -1.0)
+    axes.set_yticks(range(len(KINDS)), ["parameters", "gradients", "optimizer"])
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _box(place: float, row: float, letter: Placement) -> Any:
+    from matplotlib.patches import Rectangle
+
+    style = LOOKS[letter]
+    corner = (place - 0.19, row - 0.33)
+    return Rectangle(corner, 0.38, 0.66, fc=style.color, ec=QUIET, lw=0.6)
+
+
+def _alt(stage: int) -> str:
+    step = moments(stage)
+    parts = []
+    for kind in KINDS:
+        letters = [getattr(moment, kind) for moment in step]
+        said = [letter.value if letter else "none" for letter in letters]
+        parts.append(f"{kind} {' '.join(said)}")
+    return f"A step of stage {stage}, {strategy(stage).name}, in letters: {'; '.join(parts)}."
+
+
+def _table(stages: tuple[int, ...]) -> Table:
+    rows: list[list[Any]] = [["stage", "moment", "phase", *KINDS, "then"]]
+    for stage in stages:
+        then = {before: f"{kind}: {name}" for before, kind, name in changes(stage)}
+        for place, moment in enumerate(moments(stage)):
+            letters = [getattr(moment, kind) for kind in KINDS]
+            said = [letter.value if letter else "none" for letter in letters]
+            rows.append([stage, place, moment.phase, *said, then.get(place, "")])
+    return rows

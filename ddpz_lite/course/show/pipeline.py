@@ -1,0 +1,103 @@
+"""Schedules of a pipeline, drawn: who computes what when, who waits, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddpz_lite.course.show.canvas import figure, house_style
+from ddpz_lite.course.show.page import Table, show_figure
+from ddpz_lite.course.show.style import CARD, INK, look
+from ddpz_lite.strategies.schedules import (
+    Bar,
+    Schedule,
+    gpipe,
+    idle,
+    interleaved,
+    length,
+    live,
+    one_f_one_b,
+    play,
+    read,
+    words,
+)
+
+CHUNK = ("#56B4E9", "#9AD3F2", "#3C8DBC", "#C9E7F8")  # forward, by chunk
+CHUNK_BACK = ("#0072B2", "#4A9CCB", "#00507D", "#86BEDD")
+
+
+def schedule(
+    lines: Sequence[str] | Schedule, forward: float | Sequence[float] = 1.0, *, title: str = ""
+) -> None:
+    """Draw a schedule and show it: a row a stage. lines: of `read`, or actions."""
+    actions = [read(line) if isinstance(line, str) else line for line in lines]
+    fig, alt, table = picture(actions, forward, title=title)
+    show_figure(fig, alt=alt, table=table)
+
+
+def picture(
+    actions: Schedule, forward: float | Sequence[float] = 1.0, *, title: str = ""
+) -> tuple[Any, str, Table]:
+    """The same as (figure, alt, table): what a function for `explore` returns."""
+    bars = play(actions, forward)
+    until, kept, share = length(bars), live(bars), idle(bars)
+    fig, axes = figure(height=min(1.25 + 0.36 * len(actions), 4.6))
+    said = f"{until:.4g} units of time, {share:.1%} of it idle"
+    with house_style():
+        for bar in bars:
+            _draw(axes, bar, until)
+        axes.set_facecolor(look("idle").color)
+        names = [f"stage {s}\nkeeps {k:.3g}" for s, k in enumerate(kept)]
+        axes.set_yticks(range(len(actions)), names, fontsize=8.5)
+        axes.set_ylim(len(actions) - 0.5, -0.5)
+        axes.set_xlim(0, until)
+        axes.locator_params(axis="x", integer=True)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("units of time; light: forward, dark: backward, grey: idle")
+        axes.set_title(f"{title}: {said}" if title else said)
+    alt = f"{title or 'A schedule'} of {len(actions)} stages: {said}. At most "
+    alt += ", ".join(f"{k:.3g}" for k in kept) + " micro-batches are kept, by stage."
+    rows = [["stage", "most kept", "order"]]
+    for stage, line in enumerate(actions):
+        rows.append([stage, kept[stage], words(line)])
+    return fig, alt, rows
+
+
+def _draw(axes: Any, bar: Bar, until: float) -> None:
+    """One box, with its micro-batch's number where there is room."""
+    width = bar.end - bar.start
+    colours = CHUNK if bar.kind == "F" else CHUNK_BACK
+    colour = colours[bar.chunk % len(colours)]
+    axes.barh(bar.stage, width, left=bar.start, height=0.84, color=colour, edgecolor=CARD,
+              linewidth=0.6)  # fmt: skip
+    if width / until > 0.012:
+        light = colour in (*CHUNK, CHUNK_BACK[3])
+        axes.text(bar.start + width / 2, bar.stage, str(bar.micro), ha="center", va="center",
+                  fontsize=7.5, color=INK if light else "white")  # fmt: skip
+
+
+def knobs() -> None:
+    """The widget: a schedule, with knobs for stages, micro-batches and interleaving."""
+    from ddpz_lite.course.show.knobs import explore, options, slider
+
+    explore(
+        _turned,
+        order=options("Schedule", ["GPipe", "1F1B"], default="1F1B"),
+        stages=options("Stages", [2, 4, 8], default=4),
+        micros=options("Micro-batches", [1, 2, 4, 8, 16, 32], default=8),
+        chunks=slider("Chunks per stage", 1, 4, default=1, until=_most_chunks),
+        slow=options("Last stage takes", ["1", "1.5", "2"], default="1", unit="x"),
+    )
+
+
+def _most_chunks(order: str, stages: int, micros: int, **_: Any) -> int:
+    return 4 if order == "1F1B" and micros % stages == 0 else 1
+
+
+def _turned(order: str, stages: int, micros: int, chunks: int, slow: str) -> tuple[Any, str, Table]:
+    if chunks > 1:
+        actions = interleaved(stages, micros, chunks)
+    else:
+        actions = (gpipe if order == "GPipe" else one_f_one_b)(stages, micros)
+    seconds = [1.0] * (stages - 1) + [float(slow)]
+    return picture(actions, seconds, title=order + (f", {chunks} chunks" if chunks > 1 else ""))

@@ -1,0 +1,478 @@
+"""Tasks of lesson 01: one device."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ddpz_lite.course.check.compare import close, differs, number
+from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.tasks.lesson01.job import LOSSES, OPTIMIZERS, trained
+from ddpz_lite.meter import memory
+
+# -- 01.state_bytes --------------------------------------------------------------------------------
+
+KINDS = ("parameters", "gradients", "optimizer")
+
+
+def _state_cases(rng: torch.Generator) -> list[Case]:
+    def state(optimizer: str = "AdamW", *dtypes: str, **others: Any) -> dict[str, Any]:
+        sizes = torch.randint(5, 40, (3,), generator=rng).tolist()
+        return {"sizes": sizes, "optimizer": optimizer, "dtypes": dtypes or ["float32"], **others}
+
+    def case(says: str, kind: str, *states: dict[str, Any]) -> Case:
+        return Case(says, [{"states": [*states, states[0]]}], kind)
+
+    return [
+        case(
+            "several optimizers",
+            "",
+            state(stepped=False),
+            *map(state, ("SGD", "AdamW", "SGD with momentum", "AMSGrad", "Adafactor")),
+        ),
+        case(
+            "several dtypes",
+            "dtype",
+            state("AdamW", "bfloat16"),
+            state("SGD with momentum", "float64"),
+            state("AdamW", "bfloat16", "float32"),
+        ),
+        case(
+            "tied, frozen and without a gradient",
+            "shared",
+            state(tied=True),
+            state(frozen=True),
+            state(frozen=True, cleared=True),
+            state("SGD with momentum", tied=True, stepped=False),
+        ),
+    ]
+
+
+def _state_says(state: dict[str, Any]) -> str:
+    extra = {
+        "tied": "a tied weight",
+        "frozen": "a frozen layer",
+        "cleared": "a layer without gradients",
+    }
+    words = [state["optimizer"] + ("" if state.get("stepped", True) else " before its first step")]
+    words += [f"{'and'.join(f' {d} ' for d in state['dtypes']).strip()}"]
+    return ", ".join(words + [says for name, says in extra.items() if state.get(name)])
+
+
+def _state_values(seen: Observed) -> str | None:
+    states, got = seen.case.inputs[0]["states"], seen.data[0]
+    for state, told in zip(states, got["bytes"], strict=True):
+        if type(told) is not dict or set(told) != set(KINDS):
+            return f"The result must be a dict with the keys {', '.join(KINDS)}."
+        model, optimizer = trained(**state)
+        held = memory(model, optimizer)
+        for kind in KINDS:
+            if (value := number(told[kind])) != held[kind]:
+                cure = _state_cure(kind, value, model, optimizer, held[kind])
+                return f"{_state_says(state)}: {kind}: {cure}"
+    if got["changed"]:
+        return "Model or optimizer are not what they were. Only look at them."
+    return None
+
+
+def _state_cure(kind: str, value: float | None, model: Any, optimizer: Any, right: int) -> str:
+    if value is None:
+        return "the result must be a number of bytes."
+    listed = [p for m in model.modules() for p in m._parameters.values() if p is not None]
+    unique, states = list(model.parameters()), list(optimizer.state.values())
+    tensors = {
+        "parameters": unique,
+        "gradients": [p.grad for p in unique if p.grad is not None],
+        "optimizer": [t for state in states for t in state.values() if torch.is_tensor(t)],
+    }
+    elements = sum(t.numel() for t in tensors[kind])
+    twice = sum(p.nbytes for p in listed) - sum(p.nbytes for p in unique)
+    counters = sum(state["step"].nbytes for state in states if "step" in state)
+    table = [  # (kind, the value that the mistake gives, what it is)
+        (kind, elements, "that is the number of elements. How many bytes does one take?"),
+        (kind, 4 * elements, "you took 4 bytes for each element; this model's differ in dtype."),
+        ("parameters", right + twice, "a weight that two layers share lies in memory once; you "
+         "counted it twice."),
+        ("parameters", right + sum(b.nbytes for b in model.buffers()), "the buffers are none of "
+         "the three."),
+        ("parameters", sum(p.nbytes for p in unique if p.requires_grad), "a frozen parameter "
+         "takes memory, too."),
+        ("gradients", sum(p.nbytes for p in unique), "you counted one for each parameter, and not "
+         "each has one now."),
+        ("optimizer", right - counters, "you left out AdamW's step counters, a number for each "
+         "tensor."),
+        ("optimizer", 2 * sum(p.nbytes for p in unique), "you took two numbers for each parameter. "
+         "Ask this optimizer what it keeps."),
+    ]  # fmt: skip
+    for about, candidate, words in table:
+        if kind == about and value == candidate != right:
+            return words
+    if kind == "optimizer" and not states and value:
+        return "it has taken no step yet, and holds nothing before its first."
+    more = "too many" if value > right else "too few"
+    return f"{value:,.0f} bytes are {more}. Look at the tensors that are there."
+
+
+STATE_BYTES = Task(
+    id="01.state_bytes",
+    title="What a training state weighs",
+    answer="state_bytes",
+    job="lesson01.state_bytes",
+    minutes=10,
+    cases=_state_cases,
+    criteria=(
+        Criterion(
+            "float32, several optimizers, before and after a step", 2, _state_values, on=("",)
+        ),
+        Criterion("another dtype", 1, _state_values, on=("dtype",)),
+        Criterion("tied weights and frozen layers", 1, _state_values, on=("shared",)),
+    ),
+    hints=(
+        "Which tensors exist after `optimizer.step()` that did not exist before?",
+        "`tensor.nbytes` knows the dtype. `optimizer.state` maps a parameter to a dict of tensors.",
+        "Three sums: over model.parameters() (each shared one comes once), over their .grad where "
+        "it is not None, and over all tensors in optimizer.state.values().",
+    ),
+    debrief="These three numbers are what ZeRO divides by the number of ranks. A profiler shows "
+    "more: activations, temporary buffers, and what the allocator keeps for later.",
+)
+
+# -- 01.accumulate ---------------------------------------------------------------------------------
+
+
+HIDDEN = 16
+PARTS, COPIES = 8, 6  # what a part and the gradients may take: activations, weights
+
+
+def _accumulate_cases(rng: torch.Generator) -> list[Case]:
+    def model(
+        batches: list[tuple[int, int]], loss: str = "mse", dtype: Any = torch.float32, *more: int
+    ) -> dict[str, Any]:
+        """batches: (samples, micro batch) of each. more: dimensions of a sample beside the last."""
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=rng).to(dtype)
+
+        def target(samples: int) -> torch.Tensor:
+            if loss == "mse":
+                return draw(samples, *more, 3)
+            return torch.randint(3, (samples, *more), generator=rng)
+
+        return {
+            "weights": [draw(HIDDEN, 5), draw(3, HIDDEN)],
+            "loss": loss,
+            "batches": [
+                {"x": draw(samples, *more, 5), "y": target(samples), "micro_batch": micro}
+                for samples, micro in batches
+            ],
+        }
+
+    wide = model([(8, 4), (6, 1)], "mse", torch.float64, 2)
+    classes = model([(5, 4), (101, 2)], "cross entropy")
+    equal = [model([(96, 2), (6, 6), (8, 4)]), wide]
+    short = [model([(7, 3), (3, 8), (95, 3)]), classes]
+    return [
+        Case("equal parts", [{"models": equal}]),
+        Case("a short last part", [{"models": short}], "short"),
+    ]
+
+
+def _accumulated(seen: Observed):
+    """(words, the model, its batch, what the answer did, the gradients before) for each call."""
+    models, before = seen.case.inputs[0]["models"], {}
+    for got in seen.data[0]["log"]:
+        which, number = got["of"]
+        mine, batch = models[which], models[which]["batches"][number]
+        says = f"A batch of {len(batch['x'])} in parts of {batch['micro_batch']}"
+        ones = [torch.ones_like(w) for w in mine["weights"]]
+        yield says, mine, batch, got, before.get(which, ones)
+        before[which] = got["gradients"]
+
+
+def _gradients(mine: dict, batch: dict, weighted: list[tuple[slice, float]]) -> list[torch.Tensor]:
+    """The gradients of the sum of weight * mean loss over some parts of a batch."""
+    leaves = [w.clone().requires_grad_() for w in mine["weights"]]
+    total = torch.zeros((), dtype=leaves[0].dtype)
+    for part, weight in weighted:
+        out = torch.tanh(batch["x"][part] @ leaves[0].T) @ leaves[1].T
+        total = total + weight * LOSSES[mine["loss"]](out, batch["y"][part])
+    return list(torch.autograd.grad(total, leaves))
+
+
+def _accumulate_values(seen: Observed) -> str | None:
+    for says, mine, batch, got, before in _accumulated(seen):
+        if any(name.startswith("weights") for name in got["changed"]):
+            return "The weights have changed. Only gradients are asked for; the step comes later."
+        if got["changed"]:
+            return f"{says}: {got['changed'][0]} has changed."
+        if any(gradient is None for gradient in got["gradients"]):
+            return f"{says}: a parameter has no gradient at the end."
+        right = _gradients(mine, batch, [(slice(None), 1.0)])
+        if not _alike(got["gradients"], right):
+            return f"{says}: {_accumulate_cure(mine, batch, got['gradients'], right, before)}"
+    return None
+
+
+def _alike(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(close(g, w) for g, w in zip(got, wanted, strict=True))
+
+
+def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: list) -> str:
+    total, micro = len(batch["x"]), batch["micro_batch"]
+    parts = [slice(start, min(start + micro, total)) for start in range(0, total, micro)]
+    lengths = [part.stop - part.start for part in parts]
+    full, last = parts[: total // micro], parts[-1]
+    table: list[tuple[str, list[tuple[slice, float]]]] = [
+        ("the parts' gradients are added up, and each is of a mean: the sum is too large.",
+         [(part, 1.0) for part in parts]),
+        ("every part got the same weight, and the last part has fewer samples.",
+         [(part, 1 / len(parts)) for part in parts]),
+        ("each part was weighted as if it were full, and the last part has fewer samples.",
+         [(part, micro / total) for part in parts]),
+        ("each part was weighted as if it were full, and the last part has fewer samples.",
+         [(part, 1 / micro) for part in parts]),
+        ("only the last part is left: something cleared the gradients between the parts.",
+         [(last, lengths[-1] / total)]),
+        ("only the last part is left: something cleared the gradients between the parts.",
+         [(last, 1.0)]),
+        ("the samples that do not fill a part were left out.",
+         [(part, micro / total) for part in full]),
+        ("the samples that do not fill a part were left out.",
+         [(part, 1 / max(1, len(full))) for part in full]),
+    ]  # fmt: skip
+    if _alike(got, [a + b for a, b in zip(right, before, strict=True)]):
+        return "the gradients of the step before are still in the sum: begin with none."
+    for words, weighted in table:
+        if weighted and _alike(got, _gradients(mine, batch, weighted)):
+            return words
+    names = ("the first layer's gradient", "the last layer's gradient")
+    told = (differs(*pair) for pair in zip(got, right, names, strict=True))
+    return next(filter(None, told))
+
+
+def _accumulate_memory(seen: Observed) -> str | None:
+    for says, mine, batch, got, _ in _accumulated(seen):
+        micro, events = batch["micro_batch"], got["events"]
+        samples = max((size for name, size in events if name == "forward"), default=0)
+        if not samples:
+            return f"{says}: nothing went through the model. Call model(part)."
+        if samples > micro:
+            return f"{says}: a forward saw {samples} samples at once; only {micro} fit the memory."
+        if any(a == b == "forward" for (a, _), (b, _) in pairwise(events)):
+            return (
+                f"{says}: a second forward began before the backward of the first: the activations "
+                "of both were in memory. Call backward for each part."
+            )
+        weights, size = sum(w.nbytes for w in mine["weights"]), mine["weights"][0].itemsize
+        rows = micro * batch["x"][0].numel() // batch["x"].shape[-1]
+        most = PARTS * rows * (HIDDEN + 3) * size + COPIES * weights
+        if got["peak"] > most:
+            return (
+                f"{says}: {got['peak']:,} bytes were held at once beside the weights, and one "
+                f"part takes less than {most:,}. What keeps the activations of the parts before?"
+            )
+    return None
+
+
+ACCUMULATE = Task(
+    id="01.accumulate",
+    title="A big batch in small parts",
+    answer="accumulate",
+    job="lesson01.accumulate",
+    minutes=10,
+    cases=_accumulate_cases,
+    criteria=(
+        Criterion("equal parts: the gradients of the whole batch", 2, _accumulate_values, on=("",)),
+        Criterion(
+            "a short last part: still those of the whole batch", 1, _accumulate_values, ("short",)
+        ),
+        Criterion("never more than one part in memory", 1, _accumulate_memory),
+    ),
+    hints=(
+        "`backward()` adds to `.grad`. What must each part's loss be, so that the sum is the mean?",
+        "A mean over n of N samples counts n/N in the mean over all.",
+        "Clear the gradients; for each part: loss_fn(model(part), ...) times len(part) / len(x), "
+        "backward.",
+    ),
+    debrief="With several ranks, every backward but the last would send gradients in vain. "
+    "`no_sync` in lesson 05 holds them back. With ZeRO-2 the same choice costs memory (lesson 10).",
+)
+
+# -- 01.scaled_step --------------------------------------------------------------------------------
+
+INF, NAN = float("inf"), float("nan")
+
+
+def _scaled_cases(rng: torch.Generator) -> list[Case]:
+    def run(
+        says: str,
+        bad: dict[int, tuple[int, float]],
+        interval: int = 100,
+        optimizer: str = "SGD with momentum",
+        scale: float = 1024.0,
+        good_steps: int = 0,
+    ) -> dict[str, Any]:
+        """bad: at which step which of the gradients holds which value."""
+        forms = [((3, 2), torch.float32), ((4,), torch.float64), ((5,), torch.float32)]
+
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(shape, generator=rng).to(dtype) for shape, dtype in forms]
+
+        steps = [drawn() for _ in range(6)]
+        for step, (which, value) in bad.items():
+            steps[step][which].view(-1)[1] = value
+        scaler = {"scale": scale, "good_steps": good_steps, "interval": interval}
+        return {"says": says, "weights": drawn(), "steps": steps, "optimizer": optimizer,
+                "scaler": scaler}  # fmt: skip
+
+    def case(says: str, kind: str, *runs: dict[str, Any]) -> Case:
+        return Case(says, [{"runs": list(runs)}], kind)
+
+    bad = {1: (0, INF)}
+    return [
+        case(
+            "good steps",
+            "",
+            run("six good steps", {}),
+            run("six good steps of AdamW", {}, optimizer="AdamW", scale=24.0),
+        ),
+        case(
+            "overflows",
+            "overflow",
+            run("an inf in the first tensor", {2: (0, INF)}),
+            run("a nan in the second tensor", {1: (1, NAN)}, scale=24.0),
+            run("a -inf in the last tensor", {3: (2, -INF)}, optimizer="AdamW"),
+            run("three overflows, two in a row", {0: (1, INF), 3: (0, NAN), 4: (2, NAN)}),
+        ),
+        case(
+            "the scale may grow",
+            "growth",
+            run("to grow after 2 good steps", {}, 2),
+            run("good, overflow, then good steps, to grow after 2", bad, 2),
+            run("one good step done before, to grow after 4", {}, 4, good_steps=1),
+            run("to grow after each good step, one overflow", bad, 1, scale=3.0),
+        ),
+    ]
+
+
+def _replay(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a right answer leaves after each step."""
+    parameters = [torch.nn.Parameter(w.clone()) for w in run["weights"]]
+    optimizer = OPTIMIZERS[run["optimizer"]](parameters)
+    scale, good, log = run["scaler"]["scale"], run["scaler"]["good_steps"], []
+    for gradients in run["steps"]:
+        stepped = all(g.isfinite().all() for g in gradients)
+        if stepped:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+            good += 1
+            if good == run["scaler"]["interval"]:
+                scale, good = scale * 2, 0
+        else:
+            scale, good = scale / 2, 0
+        weights = [p.detach().clone() for p in parameters]
+        log.append({"stepped": stepped, "scale": scale, "good_steps": good, "weights": weights})
+    return log
+
+
+def _yes_or_no(got: Any) -> Any:
+    """A bool tensor of one element, which `isfinite().all()` is, says as much as a bool."""
+    if type(got) is torch.Tensor and got.dtype is torch.bool and got.numel() == 1:
+        return bool(got.item())
+    return got
+
+
+def _replayed(seen: Observed):
+    """(run, [(what the answer left, what is right) after each step]) for each run."""
+    runs = seen.case.inputs[0]["runs"]
+    for run, log in zip(runs, seen.data[0]["logs"], strict=True):
+        yield run, list(zip(log, _replay(run), strict=True))
+
+
+def _scaled_values(seen: Observed) -> str | None:
+    for run, steps in _replayed(seen):
+        before = run["weights"]
+        for step, (got, right) in enumerate(steps):
+            if wrong := _scaled_cure(step, got, right, before):
+                return f"{wrong} The run: {run['says']}."
+            before = right["weights"]
+    return None
+
+
+def _scaled_cure(step: int, got: dict, right: dict, before: list[torch.Tensor]) -> str | None:
+    moved = [not close(a, b) for a, b in zip(got["weights"], before, strict=True)]
+    if not right["stepped"] and any(moved):
+        if not all(w.isfinite().all() for w in got["weights"]):
+            return f"Step {step} wrote inf or nan into the weights: a gradient was not finite."
+        return f"Step {step} moved some weights. One bad gradient means no step for any of them."
+    if not _alike(got["weights"], right["weights"]):
+        if not any(moved):
+            return f"Step {step} was left out, and all its gradients were finite."
+        return (
+            f"After step {step} the weights are off. Was the gradient divided by the scale that "
+            "the loss was multiplied with, once?"
+        )
+    if _yes_or_no(got["stepped"]) is not right["stepped"]:
+        word = "a step was made" if right["stepped"] else "the step was skipped"
+        return f"Step {step} returned {got['stepped']!r}: return {right['stepped']}, for {word}."
+    if not got["cleared"]:
+        return f"After step {step} gradients are still there: the next backward would add to them."
+    return None
+
+
+def _scaled_scale(seen: Observed) -> str | None:
+    for run, steps in _replayed(seen):
+        scale, interval = run["scaler"]["scale"], run["scaler"]["interval"]
+        for step, (got, right) in enumerate(steps):
+            if wrong := _scale_cure(step, got["scaler"], right, scale, interval):
+                return f"{wrong} The run: {run['says']}."
+            scale = right["scale"]
+    return None
+
+
+def _scale_cure(step: int, got: dict, right: dict, before: float, interval: int) -> str | None:
+    if number(got["scale"]) != right["scale"]:
+        if not right["stepped"]:
+            return f"After the overflow in step {step} the scale must be half of what it was."
+        if right["scale"] == before:
+            return (
+                f"The scale changed in step {step}, before {interval} good steps in a row. Does an "
+                "overflow start the count anew?"
+            )
+        return f"After step {step} and {interval} good steps in a row, it must be doubled."
+    if number(got["good_steps"]) != right["good_steps"]:
+        return f"After step {step} good_steps is {got['good_steps']}: count steps in a row."
+    if number(got["interval"]) != interval:
+        return f"After step {step} the interval is {got['interval']}: it is not yours to change."
+    return None
+
+
+SCALED_STEP = Task(
+    id="01.scaled_step",
+    title="Loss scaling that survives an overflow",
+    answer="scaled_step",
+    job="lesson01.scaled_step",
+    minutes=15,
+    cases=_scaled_cases,
+    criteria=(
+        Criterion("finite gradients: unscaled, then stepped", 2, _scaled_values, on=("",)),
+        Criterion(
+            "an overflow anywhere: no step at all", 2, _scaled_values, on=("overflow", "growth")
+        ),
+        Criterion("the scale is halved after an overflow", 1, _scaled_scale, on=("overflow",)),
+        Criterion("the scale grows after good steps in a row", 1, _scaled_scale, on=("growth",)),
+    ),
+    hints=(
+        "Which gradients do you have to look at before you may touch the first weight?",
+        "Unscale all, test all with `isfinite`, and only then decide. The decision is one for all.",
+        "divide each .grad by scale; ok = all finite; if ok: optimizer.step(), good_steps += 1 and "
+        "at the interval double and reset; else halve and reset. Clear the gradients, return ok.",
+    ),
+    debrief="torch.amp.GradScaler does this, with factors 2 and 0.5 and an interval of 2,000 "
+    "steps. On several ranks the decision must be one for all: one small all-reduce (lesson 12).",
+)
+
+TASKS = [STATE_BYTES, ACCUMULATE, SCALED_STEP]

@@ -1,0 +1,484 @@
+"""Tasks of lesson 02: ranks and collectives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import ceil, log2
+from typing import Any
+
+import torch
+
+from ddpz_lite.course.check.chance import apart
+from ddpz_lite.course.check.compare import close, differs
+from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.check.vocabulary import explain, padded_shards, world_name
+
+MESSAGES = ("send", "recv")
+
+
+def _each_call(judge: Callable[[Observed, int], str | None]) -> Callable[[Observed], str | None]:
+    """A judge of one call of the answer, made a judge of all calls of a case."""
+
+    def judge_all(seen: Observed) -> str | None:
+        told = (judge(seen, number) for number in range(len(seen.data[0]["tensors"])))
+        return next(filter(None, told), None)
+
+    return judge_all
+
+
+def _begun(case: Case, number: int) -> list[torch.Tensor]:
+    """The tensors that the ranks began a call with."""
+    return [rank["tensors"][number] for rank in case.inputs]
+
+
+def _only_messages(seen: Observed, what: str) -> str | None:
+    for rank in range(seen.case.world):
+        for op in seen.ops(rank):
+            if op not in MESSAGES:
+                return f"Rank {rank} called {op}. Build {what} from send and recv alone."
+    return None
+
+
+# -- 02.tree_broadcast -----------------------------------------------------------------------------
+
+
+def _tree_cases(rng: torch.Generator) -> list[Case]:
+    forms = [((5, 3), torch.float32), ((2, 3, 2), torch.float64), ((), torch.int64)]
+
+    def case(world: int, *roots: int, kind: str = "") -> Case:
+        def call(number: int, root: int) -> dict[str, Any]:
+            shape, dtype = forms[number % len(forms)]
+            drawn = 1000 * torch.randn(shape, generator=apart(rng))
+            return {"tensor": drawn.to(dtype), "root": root}
+
+        inputs = [{"calls": [call(*pair) for pair in enumerate(roots)]} for _ in range(world)]
+        each = "root" if len(set(roots)) == 1 else "roots"
+        says = f"{world_name(world)}, {each} {', '.join(map(str, dict.fromkeys(roots)))}"
+        return Case(says, inputs, kind)
+
+    return [case(4, 0, 0, 0), case(1, 0), case(2, 0, 0), case(3, 0, 0), case(7, 0),
+            case(3, 1, 2, 0, kind="root"), case(4, 2, 3, kind="root"),
+            case(5, 4, kind="root")]  # fmt: skip
+
+
+def _tree_values(seen: Observed) -> str | None:
+    return _each_call(_tree_value)(seen)
+
+
+def _tree_value(seen: Observed, number: int) -> str | None:
+    calls = [rank["calls"][number] for rank in seen.case.inputs]
+    root, begun = calls[0]["root"], [call["tensor"] for call in calls]
+    wrong = [
+        (rank, got["tensors"][number])
+        for rank, got in enumerate(seen.data)
+        if not close(got["tensors"][number], begun[root], bitwise=True)
+    ]
+    for rank, tensor in wrong:
+        for other in range(seen.case.world):
+            if other != rank and close(tensor, begun[other], bitwise=True):
+                return f"Rank {rank} has rank {other}'s tensor, and the root is rank {root}."
+    for rank, tensor in wrong:
+        if close(tensor, begun[rank], bitwise=True):
+            if "recv" in seen.ops(rank, f"call {number}"):
+                return (
+                    f"Rank {rank} received, and the tensor that it was handed is what it was: "
+                    "receive into that one; `tensor = ...` only gives the name to another."
+                )
+            return f"Rank {rank} still has its own tensor: nobody sent it the root's."
+        return differs(tensor, begun[root], f"Rank {rank}'s tensor", bitwise=True)
+    return None
+
+
+def rounds(seen: Observed, during: str | None = None) -> int:
+    """Rounds that the messages take when a rank sends or receives one message at a time.
+
+    A message begins when both ends are free. Sends and receives between two ranks pair up in order.
+    """
+    queues = [deque(seen.calls(rank, during)) for rank in range(seen.case.world)]
+    free = [0] * seen.case.world
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            if queue and queue[0].op == "send":
+                peer = queue[0].peer
+                other = queues[peer]
+                if other and other[0].op == "recv" and other[0].peer in (rank, None):
+                    queue.popleft(), other.popleft()
+                    free[rank] = free[peer] = max(free[rank], free[peer]) + 1
+                    break
+        else:
+            raise ValueError("sends and receives do not pair up")
+    return max(free)
+
+
+def _tree_messages(seen: Observed) -> str | None:
+    return _only_messages(seen, "the broadcast") or _each_call(_tree_count)(seen)
+
+
+def _tree_count(seen: Observed, number: int) -> str | None:
+    world = seen.case.world
+    sends = sum(seen.ops(rank, f"call {number}").count("send") for rank in range(world))
+    if sends == world - 1:
+        return None
+    return (
+        f"There were {sends} messages. {world - 1} are enough: every rank but the root receives "
+        "once."
+    )
+
+
+def _tree_rounds(seen: Observed) -> str | None:
+    if _tree_messages(seen):
+        return "Rounds are counted when there are N - 1 messages."
+    return _each_call(_tree_round)(seen)
+
+
+def _tree_round(seen: Observed, number: int) -> str | None:
+    world, during = seen.case.world, f"call {number}"
+    least, needed = ceil(log2(world)), rounds(seen, during)
+    if needed <= least:
+        return None
+    root = seen.case.inputs[0]["calls"][number]["root"]
+    sends = [seen.ops(rank, during).count("send") for rank in range(world)]
+    if sends[root] == world - 1:
+        return (
+            f"The root sends to all others, one after another: {needed} rounds. Whoever has the "
+            f"tensor can help: {least} rounds are enough."
+        )
+    if max(sends) == 1:
+        return (
+            f"The tensor goes from one rank to the next: {needed} rounds. In every round, all that "
+            f"have it can send: {least} rounds are enough."
+        )
+    return f"The broadcast takes {needed} rounds, and a tree needs {least}."
+
+
+TREE = Task(
+    id="02.tree_broadcast",
+    title="A broadcast in log2 N rounds",
+    answer="tree_broadcast",
+    job="lesson02.tree_broadcast",
+    minutes=15,
+    cases=_tree_cases,
+    criteria=(
+        Criterion("every rank has the root's tensor, root 0", 1, _tree_values, on=("",)),
+        Criterion("any root", 1, _tree_values, on=("root",)),
+        Criterion("N - 1 messages, by send and recv alone", 1, _tree_messages),
+        Criterion("log2 N rounds, rounded up", 2, _tree_rounds),
+    ),
+    hints=(
+        "After one round two ranks have the tensor. How many can have it after the next?",
+        "Number the ranks from the root: (rank - root) % N. In round k, who sends to whom?",
+        "For step = 1, 2, 4, ...: ranks below `step` send to rank + step if that is below N; ranks "
+        "from `step` to 2 step - 1 receive from rank - step. Numbers as seen from the root.",
+    ),
+    debrief="gloo broadcasts by this tree. NCCL broadcasts along a ring (its trees are for "
+    "all-reduce) and cuts a large tensor into pieces that follow one another, so that all links "
+    "are busy.",
+)
+
+# -- 02.ring_all_reduce ----------------------------------------------------------------------------
+
+
+def _ring_cases(rng: torch.Generator) -> list[Case]:
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(length, generator=apart(rng)).to(dtype) for length in lengths]
+
+        inputs = [{"tensors": drawn()} for _ in range(world)]
+        name = "" if dtype is torch.float32 else ", float64"
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} elements{name}"
+        return Case(says, inputs, kind)
+
+    return [case(3, 12, 600), case(1, 6), case(2, 8, 8), case(4, 8000),
+            case(3, 10, 11, 2, kind="uneven"), case(4, 1003, 2, kind="uneven"),
+            case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
+
+
+def _ring_values(seen: Observed) -> str | None:
+    return _each_call(_ring_value)(seen)
+
+
+def _ring_value(seen: Observed, number: int) -> str | None:
+    parts, world = _begun(seen.case, number), seen.case.world
+    right = torch.stack(parts).sum(0)
+    for rank, got in enumerate(seen.data):
+        tensor = got["tensors"][number]
+        mistakes = {
+            "is the mean. An all-reduce with SUM gives the sum.": right / world,
+            "is what it began with: put the sum into the tensor that it was given.": parts[rank],
+        }
+        told = explain(tensor, right, f"Rank {rank}'s tensor", mistakes)
+        if told is None:
+            continue
+        if type(tensor) is torch.Tensor and tensor.shape == right.shape:
+            good = (tensor - right).abs() < 1e-3
+            if good.any() and not good.all():
+                first = int((~good).nonzero()[0])
+                return (
+                    f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements; from "
+                    f"element {first} on it is not. Does every chunk go all the way round, does "
+                    "the last, shorter one, and is each message waited for before it is used?"
+                )
+            divided = told.endswith("An all-reduce with SUM gives the sum.")
+            if not divided and _ring_traffic(seen, number):
+                return (
+                    f"{told} The messages are those of a ring. Is what comes added, and is each "
+                    "message waited for before it is used?"
+                )
+        return told
+    return None
+
+
+def _ring_traffic(seen: Observed, number: int) -> bool:
+    """Whether the messages of a call are as many and as large as a ring's, between neighbours."""
+    world = seen.case.world
+    sends = [seen.ops(rank, f"call {number}").count("send") for rank in range(world)]
+    others = _ring_messages(seen) or _ring_byte(seen, number)
+    return not others and sends == [2 * (world - 1)] * world
+
+
+def _ring_messages(seen: Observed) -> str | None:
+    if wrong := _only_messages(seen, "the ring"):
+        return wrong
+    world = seen.case.world
+    for rank in range(world):
+        peers = {c.peer for c in seen.calls(rank) if c.op == "send"}
+        if len(peers) > 1:
+            return f"Rank {rank} sends to ranks {sorted(peers)}. In a ring it has one neighbour."
+        if world > 1 and peers - {(rank + 1) % world, (rank - 1) % world}:
+            return f"Rank {rank} sends to rank {peers.pop()}, which is not its neighbour."
+    return None
+
+
+def _ring_bytes(seen: Observed) -> str | None:
+    return _each_call(_ring_byte)(seen)
+
+
+def _ring_byte(seen: Observed, number: int) -> str | None:
+    world, tensor = seen.case.world, _begun(seen.case, number)[0]
+    length, size = tensor.numel(), tensor.element_size()
+    most = 2 * (world - 1) * ceil(length / world) * size
+    for rank in range(world):
+        sent = seen.sent(rank, f"call {number}")
+        if sent <= most:
+            continue
+        if sent >= 2 * (world - 1) * length * size:
+            how = "It passes the whole tensor on, twice round."
+        elif sent >= (world - 1) * length * size:
+            how = "It passes the whole tensor on; pass on one chunk of N."
+        else:
+            how = "Cut the tensor into N chunks of nearly equal length."
+        return f"Rank {rank} sent {sent:,} bytes; 2(N-1)/N of the tensor is {most:,}. {how}"
+    return None
+
+
+def _ring_rounds(seen: Observed) -> str | None:
+    return _each_call(_ring_round)(seen)
+
+
+def _ring_round(seen: Observed, number: int) -> str | None:
+    most = 2 * (seen.case.world - 1)
+    for rank in range(seen.case.world):
+        sends = seen.ops(rank, f"call {number}").count("send")
+        if sends > most:
+            return f"Rank {rank} sent {sends} messages; a ring takes 2(N-1) = {most}."
+    return None
+
+
+RING = Task(
+    id="02.ring_all_reduce",
+    title="The ring all-reduce",
+    answer="ring_all_reduce",
+    job="lesson02.ring_all_reduce",
+    minutes=25,
+    cases=_ring_cases,
+    criteria=(
+        Criterion("the sum on every rank", 2, _ring_values, on=("",)),
+        Criterion("lengths that do not divide by N", 1, _ring_values, on=("uneven",)),
+        Criterion("send and recv between neighbours alone", 1, _ring_messages),
+        Criterion("at most 2(N-1)/N of the tensor from each rank", 2, _ring_bytes),
+        Criterion("2(N-1) messages from each rank", 1, _ring_rounds),
+    ),
+    hints=(
+        "If every rank passes on one chunk in every round, how many rounds until a chunk is whole?",
+        "First N - 1 rounds that add, so that each rank owns one finished chunk; then N - 1 rounds "
+        "that copy. Which chunk does rank r send in round k?",
+        "Reduce: send chunk (r - k) % N, add what comes to chunk (r - k - 1) % N. Gather: send "
+        "chunk (r + 1 - k) % N, copy what comes into chunk (r - k) % N. torch.tensor_split cuts "
+        "unevenly; batch_isend_irecv sends and receives at once. An empty chunk needs no message.",
+    ),
+    debrief="gloo and NCCL cut each chunk again into segments, so that sending one overlaps adding "
+    "the last. Up to latency, the time is that of 2(N-1)/N bytes, whatever N is.",
+)
+
+# -- 02.reduce_scatter -----------------------------------------------------------------------------
+
+
+def _scatter_cases(rng: torch.Generator) -> list[Case]:
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(length, generator=apart(rng)).to(dtype) for length in lengths]
+
+        name = "" if dtype is torch.float32 else ", bfloat16"
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} elements{name}"
+        return Case(says, [{"tensors": drawn()} for _ in range(world)], kind)
+
+    bf16 = torch.bfloat16
+    return [case(3, 600, 12), case(1, 5), case(2, 8, 8), case(4, 16),
+            case(3, 10, 11, 1, kind="uneven"), case(4, 1001, 2, kind="uneven"),
+            case(3, 900, 100, kind="bf16", dtype=bf16)]  # fmt: skip
+
+
+def _shards(case: Case, number: int) -> list[torch.Tensor]:
+    """What each rank should return: summed in float32, rounded once."""
+    parts = _begun(case, number)
+    total = torch.stack([part.float() for part in parts]).sum(0)
+    return padded_shards([total.to(parts[0].dtype)], case.world)
+
+
+def _scatter_values(seen: Observed) -> str | None:
+    return _each_call(_scatter_value)(seen)
+
+
+def _scatter_value(seen: Observed, number: int) -> str | None:
+    right, world = _shards(seen.case, number), seen.case.world
+    exact, size = right[0].dtype is torch.bfloat16, len(right[0])
+    for rank, got in enumerate(seen.data):
+        shard, mine = got["shards"][number], _begun(seen.case, number)[rank]
+        if not close(got["tensors"][number], mine, bitwise=True):
+            return f"Rank {rank}'s input has changed; it must stay as it is."
+        if close(shard, right[rank], bitwise=exact):
+            continue
+        if exact and close(shard, right[rank]):
+            return (
+                f"Rank {rank}'s sum was rounded to bfloat16 on the way. Add up in float32, round "
+                "once."
+            )
+        for other in range(world):
+            if other != rank and close(shard, right[other]):
+                return f"Rank {rank} has the shard of rank {other}."
+        if close(shard, right[rank] / world):
+            return f"Rank {rank} has the mean of its shard; the sum is asked for."
+        if close(shard, padded_shards([mine], world)[rank]):
+            return f"Rank {rank} has its own part of its own tensor: nothing was added up."
+        if type(shard) is torch.Tensor and shard.numel() >= len(mine) > size:
+            return f"Rank {rank} has the whole sum. It should keep its shard of {size} elements."
+        return differs(shard, right[rank], f"Rank {rank}'s shard")
+    return None
+
+
+def _scatter_bytes(seen: Observed) -> str | None:
+    return _each_call(_scatter_byte)(seen)
+
+
+def _scatter_byte(seen: Observed, number: int) -> str | None:
+    world, tensor, during = seen.case.world, _begun(seen.case, number)[0], f"call {number}"
+    length, size = tensor.numel(), tensor.element_size()
+    part = ceil(length / world)
+    most = (world - 1) * part * size
+    for rank in range(world):
+        calls, sent = seen.calls(rank, during), seen.sent(rank, during)
+        own = min(part, max(0, length - rank * part))
+        least = (length - own) * size  # padding need not travel
+        if sent > most:
+            with_ = " and ".join(sorted({call.op for call in calls}))
+            wide = {call.dtype for call in calls} == {"float32"} and size == 2
+            how = "Send every other rank its part, and nothing else."
+            if wide and sent <= 2 * most:
+                how = "It travels in float32: send its 16 bits, and widen what has come."
+            return (
+                f"Rank {rank} sent {sent:,} bytes with {with_}; (N-1)/N of the tensor is {most:,}. "
+                f"{how}"
+            )
+        if sent < least:
+            return f"Rank {rank} sent {sent:,} bytes, and the others' parts are {least:,}."
+    return None
+
+
+REDUCE_SCATTER = Task(
+    id="02.reduce_scatter",
+    title="Reduce-scatter, at half the price",
+    answer="reduce_scatter",
+    job="lesson02.reduce_scatter",
+    minutes=15,
+    cases=_scatter_cases,
+    criteria=(
+        Criterion("each rank's shard of the sum", 2, _scatter_values, on=("",)),
+        Criterion("lengths that do not divide by N", 1, _scatter_values, on=("uneven",)),
+        Criterion("(N-1)/N of the tensor from each rank", 2, _scatter_bytes),
+        Criterion("bfloat16 is added up in float32", 1, _scatter_values, on=("bf16",)),
+    ),
+    hints=(
+        "Which part of your tensor does rank 2 need? Which parts do you need, and from whom?",
+        "all_to_all_single sends the r-th part of the input to rank r. What is left to do locally?",
+        "Pad to a multiple of N, all_to_all_single, view as (N, shard), sum over dim 0 in float32, "
+        "convert back.",
+    ),
+    debrief="gloo's own reduce_scatter runs an all-reduce inside and pays its bytes. "
+    "ddpz_lite.strategies.comm does on gloo what you did, and uses NCCL's reduce-scatter on GPUs.",
+)
+
+# -- 02.hangs --------------------------------------------------------------------------------------
+
+CULPRITS = {"A": (2, "barrier"), "B": (0, "broadcast"), "C": (1, "recv")}
+ASK = {  # what a wrong answer is told, and never the right one
+    "A": "Run it: who returns, and who still waits? The cause is the rank that left the others, "
+    "and the call that it never made.",
+    "B": "Run it: `launch` names two calls that meet. Which rank is the only one to make its call?",
+    "C": "Write down, rank by rank, who sends to whom. Which message has no other end?",
+}
+CALLS = ("all_reduce", "barrier", "broadcast", "send", "recv")
+FORM = 'Return a dict: {"A": (rank, "call"), "B": (rank, "call"), "C": (rank, "call")}.'
+
+
+def _hangs_cases(_: torch.Generator) -> list[Case]:
+    return [Case("the three programs", [{}])]
+
+
+def _form(seen: Observed) -> str | None:
+    named: Any = seen.data[0]["named"]
+    if type(named) is not dict or set(named) != set(CULPRITS):
+        return FORM
+    for program, given in named.items():
+        if type(given) is not list or [type(part) for part in given] != [int, str]:
+            return f'Program {program}: give a pair, a rank and the name of a call: (0, "send").'
+        if given[0] not in range(3) or given[1].removeprefix("dist.") not in CALLS:
+            return f"Program {program}: the ranks are 0 to 2, and the calls are {', '.join(CALLS)}."
+    return None
+
+
+def _named(program: str):
+    def judge(seen: Observed) -> str | None:
+        rank, call = seen.data[0]["named"][program]
+        culprit, missing = CULPRITS[program]
+        if (rank, call.removeprefix("dist.")) == (culprit, missing):
+            return None
+        if rank == culprit:
+            return f"The right rank, and another call. {ASK[program]}"
+        return f"Rank {rank} is not where it begins. {ASK[program]}"
+
+    return judge
+
+
+HANGS = Task(
+    id="02.hangs",
+    title="Three programs that hang",
+    answer="hangs",
+    job="lesson02.hangs",
+    minutes=10,
+    cases=_hangs_cases,
+    criteria=(
+        Criterion("a rank and a call for each program", 1, _form),
+        *(Criterion(f"program {name}", 1, _named(name)) for name in CULPRITS),
+    ),
+    hints=(
+        "For each rank, write down the calls it makes, in order. Where do two lists differ?",
+        "Run a program and read who waits where. The ranks that wait are the victims.",
+        "A: count the calls of each rank. B: compare the names of the first calls. C: draw an "
+        "arrow for each send and look for one that nobody receives.",
+    ),
+    debrief="With NCCL nothing is said for ten minutes; then a watchdog ends the job. Its flight "
+    "recorder (TORCH_FR_BUFFER_SIZE) holds the lists that you wrote by hand.",
+)
+
+TASKS = [TREE, RING, REDUCE_SCATTER, HANGS]

@@ -1,0 +1,209 @@
+"""Jobs of lesson 03: data parallelism."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ddpz_lite.course.check.beside import Kept
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose memory is in the order of its transpose, where it has one."""
+    return tensor.T.contiguous().T if tensor.dim() == 2 else tensor.clone()
+
+
+def _copy(value: Any) -> Any:
+    """As it is now: what is returned may be written again in a later call."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+# ---- 03.same_start ----
+
+
+def _model(inputs: int, width: int) -> nn.Module:
+    """Shared weights, a frozen bias, and buffers of four dtypes, two of them in no state_dict."""
+    model = nn.Sequential(
+        nn.Linear(inputs, width),
+        nn.BatchNorm1d(width),
+        nn.Linear(width, width),
+        nn.Linear(width, width),
+    )
+    model[3].weight = model[2].weight
+    model[0].bias.requires_grad_(False)
+    model.register_buffer("mask", torch.zeros(width, dtype=torch.bool), persistent=False)
+    model[2].register_buffer("scale", torch.zeros(3, dtype=torch.float64), persistent=False)
+    return model
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+
+
+def same_start(
+    answer: Callable[..., Any], *, states: list[dict[str, torch.Tensor]], seed: int
+) -> dict[str, Any]:
+    """states: for each call, what this rank's model holds at first, by name; those of the same
+    shapes go into the same model. seed: of this rank's global generator.
+    """
+    torch.manual_seed(seed)
+    models: dict[tuple[int, ...], nn.Module] = {}
+    seen = []
+    for state in states:
+        width, inputs = state["0.weight"].shape
+        model = models.setdefault((inputs, width), _model(inputs, width))
+        before = _tensors(model)
+        asked = {name: tensor.requires_grad for name, tensor in before.items()}
+        with torch.no_grad():
+            for name, tensor in before.items():
+                tensor.copy_(state[name])
+        answer(model)
+        now = _tensors(model)
+        seen.append(
+            {
+                "state": {name: _copy(tensor) for name, tensor in now.items()},
+                "tied": model[3].weight is model[2].weight,
+                "replaced": [name for name in before if now.get(name) is not before[name]],
+                "asks": [n for n in asked if n in now and now[n].requires_grad != asked[n]],
+            }
+        )
+    return {"calls": seen, "seed": torch.initial_seed()}
+
+
+# ---- 03.average_gradients ----
+
+
+def average_gradients(
+    answer: Callable[..., Any],
+    *,
+    models: list[list[torch.Tensor]],
+    steps: list[dict[str, Any]],
+    frozen: Sequence[int] = (),
+) -> dict[str, Any]:
+    """models: the weights of each. frozen: which of them are.
+
+    steps: for each call, "model", its number, "gradients" of this rank, None for a parameter that
+    has none, and "turned", whether they are transposed views.
+    """
+    built = [_nested(weights, frozen) for weights in models]
+    gradients, changed = [], []
+    for step in steps:
+        model, parameters = built[step["model"]]
+        for parameter, gradient in zip(parameters, step["gradients"], strict=True):
+            laid_out = _turned if step["turned"] else torch.clone
+            parameter.grad = None if gradient is None else laid_out(gradient)
+        kept = Kept(parameter=parameters, buffer=list(model.buffers()))
+        answer(model)
+        gradients.append([_copy(p.grad) for p in parameters])
+        changed += kept.changed()
+    return {"gradients": gradients, "changed": changed}
+
+
+def _nested(
+    weights: Sequence[torch.Tensor], frozen: Sequence[int]
+) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Parameters in two layers, the first one in both, and a buffer."""
+    model, inner = nn.Module(), nn.Module()
+    parameters = [nn.Parameter(w.clone(), i not in frozen) for i, w in enumerate(weights)]
+    for index, parameter in enumerate(parameters):
+        (inner if index % 2 else model).register_parameter(f"p{index}", parameter)
+    inner.register_parameter("shared", parameters[0])
+    inner.register_buffer("mean", torch.ones(3))
+    model.inner = inner
+    return model, parameters
+
+
+# ---- 03.weighted_mean ----
+
+
+def weighted_mean(
+    answer: Callable[..., Any],
+    *,
+    gradients: list[torch.Tensor],
+    samples: int,
+    later: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """gradients: this rank's mean over its `samples` samples, one tensor per parameter.
+
+    later: the same of further calls, whose gradients are transposed views.
+    """
+    mine, *others = [
+        _in_a_list(answer, [laid_out(g) for g in turn["gradients"]], turn["samples"])
+        for laid_out, turn in [
+            (torch.clone, {"gradients": gradients, "samples": samples}),
+            *((_turned, turn) for turn in later),
+        ]
+    ]
+    return {**mine, "later": others}
+
+
+def _in_a_list(
+    answer: Callable[..., Any], tensors: list[torch.Tensor], samples: int
+) -> dict[str, Any]:
+    """What the list holds after the call, and whether these are still the tensors it held."""
+    handed = list(tensors)
+    answer(handed, samples)
+    same = len(handed) == len(tensors)
+    same = same and all(now is before for now, before in zip(handed, tensors, strict=True))
+    return {"gradients": handed, "in_place": same}
+
+
+# ---- 03.rank_indices ----
+
+
+def rank_indices(answer: Callable[..., Any], *, calls: list[list[Any]]) -> dict[str, Any]:
+    """calls: the arguments of each: length, epoch, seed, evaluate."""
+    torch.manual_seed(7)
+    before = _generators()
+    dealt = [answer(*arguments) for arguments in calls]
+    generators = [name for name, now in _generators().items() if now != before[name]]
+    return {
+        "dealt": [list(d) if isinstance(d, Iterable) else d for d in dealt],
+        "types": [type(d).__name__ for d in dealt],
+        "drew_from": generators,
+    }
+
+
+def _generators() -> dict[str, Any]:
+    """The state of each global generator, in a form that can be compared."""
+    _, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "NumPy": (keys.tolist(), rest),
+        "Python": random.getstate(),
+    }
+
+
+# ---- 03.batch_norm, 03.f1 ----
+
+
+def batch_norm(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """calls: for each, x, this rank's rows, (rows, channels), weight, bias and eps; from the second
+    on x is a transposed view.
+    """
+    outputs, changed = [], []
+    for number, call in enumerate(calls):
+        x = _turned(call["x"]) if number else call["x"].clone()
+        kept = Kept(x=x, weight=call["weight"], bias=call["bias"])
+        outputs.append(_copy(answer(x, call["weight"], call["bias"], call["eps"])))
+        changed += kept.changed()
+    return {"y": outputs, "changed": changed}
+
+
+def f1(answer: Callable[..., Any], *, calls: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """calls: for each, predicted and labels of this rank's samples, bool, (samples,); from the
+    second on they are every second element of a longer tensor.
+    """
+    values, changed = [], []
+    for number, call in enumerate(calls):
+        step = 2 if number else 1
+        mine = {name: t.repeat_interleave(step)[::step] for name, t in call.items()}
+        kept = Kept(**mine)
+        values.append(_copy(answer(mine["predicted"], mine["labels"])))
+        changed += kept.changed()
+    return {"f1": values, "changed": changed}

@@ -1,0 +1,528 @@
+"""Tasks of lesson 07: without lockstep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import chain, combinations
+from typing import Any
+
+import torch
+
+from ddpz_lite.course.check.chance import apart
+from ddpz_lite.course.check.compare import close, differs, number
+from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.check.vocabulary import explain, padded_shards, unchanged, world_name
+
+MESSAGES = ("send", "recv")
+
+# -- 07.sharded_server -----------------------------------------------------------------------------
+
+STEPS = 3
+RATES = (0.5, 0.1, 0.25)
+Model = list[dict[str, Any]]  # of each rank: its shard, gradients and rate
+
+
+def _server_cases(rng: torch.Generator) -> list[Case]:
+    def model(world: int, length: int, dtype: torch.dtype) -> Model:
+        def draw() -> torch.Tensor:
+            return torch.randn(length, generator=apart(rng), dtype=dtype)
+
+        rate = RATES[(world + length) % len(RATES)]
+        return [
+            {"shard": shard.clone(), "gradients": [draw() for _ in range(STEPS)], "rate": rate}
+            for shard in padded_shards([draw()], world)
+        ]
+
+    def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
+        models = [model(world, length, dtype) for length in lengths]
+        inputs = [{"models": [one[rank] for one in models]} for rank in range(world)]
+        name = "" if dtype is torch.float32 else ", float64"
+        says = f"{world_name(world)}, {' and '.join(map(str, lengths))} weights{name}"
+        return Case(says, inputs, kind)
+
+    return [case(3, 600, 12), case(1, 5), case(2, 8, 14), case(4, 16),
+            case(3, 10, 11, kind="uneven"), case(4, 1001, 2, kind="uneven"),
+            case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
+
+
+def _models(seen: Observed) -> list[tuple[int, Model]]:
+    """(place, what each rank began with) of each model of a case."""
+    return list(enumerate(zip(*(rank["models"] for rank in seen.case.inputs), strict=True)))
+
+
+def _states(model: Model) -> list[torch.Tensor]:
+    """The padded weights before the first step and after each: (padded,)."""
+    weights = torch.cat([rank["shard"] for rank in model])
+    states = [weights]
+    for step in range(STEPS):
+        weights = weights - model[0]["rate"] * _pushed(model, step).mean(0)
+        states.append(weights)
+    return states
+
+
+def _pushed(model: Model, step: int) -> torch.Tensor:
+    """All ranks' gradients of a step with their padding: (world, padded)."""
+    gradients = torch.stack([rank["gradients"][step] for rank in model])
+    padded = len(model) * len(model[0]["shard"])
+    return torch.nn.functional.pad(gradients, (0, padded - gradients.shape[1]))
+
+
+def _server_values(seen: Observed) -> str | None:
+    for place, model in _models(seen):
+        states, length = _states(model), len(model[0]["gradients"][0])
+        for step in range(STEPS):
+            for rank, got in enumerate(seen.data):
+                what = f"What rank {rank} returned in step {step + 1}"
+                value, after = got["weights"][place][step], states[step + 1]
+                if (plain := differs(value, after[:length], what)) is None:
+                    continue
+                mistakes = _mistakes(model, states, rank, step)
+                told = explain(value, after[:length], what, mistakes)
+                if told != plain:
+                    return told
+                if len(after) > length and close(value, after):
+                    return f"{what} has the padding, too: cut it to the length of the gradient."
+                if type(value) is torch.Tensor and close(value, after[: len(value)]):
+                    return f"{what} is one part of the weights: pull the parts of all servers."
+                return _partial(model, states[step], value, what, step) or plain
+    return None
+
+
+def _mistakes(
+    model: Model, states: list[torch.Tensor], rank: int, step: int
+) -> dict[str, torch.Tensor]:
+    """The end of a sentence -> the weights that this mistake gives, (length,)."""
+    world, rate, every = len(model), model[0]["rate"], _pushed(model, step)
+    before = states[step]
+    own = torch.cat([row.chunk(world)[peer] for peer, row in enumerate(every)])
+    weights = {
+        "are the weights of before the step: pull when the servers have updated them.": before,
+        "took the sum of the gradients; SGD in lockstep takes their mean.": (
+            before - rate * every.sum(0)
+        ),
+        "took on each server the gradient of that rank alone: push to the others, too.": (
+            before - rate * own
+        ),
+        "took this rank's own gradient alone: the servers have to hear all ranks.": (
+            before - rate * every[rank]
+        ),
+        "went up the gradient, not down.": before + rate * every.mean(0),
+        "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
+        "began at the shard of before step 1: a step updates `shard` in place.": (
+            states[0] - rate * every.mean(0)
+        ),
+    }
+    length = len(model[0]["gradients"][0])
+    return {words: whole[:length] for words, whole in weights.items()}
+
+
+def _partial(model: Model, before: torch.Tensor, value: Any, what: str, step: int) -> str | None:
+    """A part of the weights in which the gradients of some ranks are missing."""
+    if type(value) is not torch.Tensor or value.shape != model[0]["gradients"][step].shape:
+        return None
+    world, rate, part = len(model), model[0]["rate"], len(model[0]["shard"])
+    every = _pushed(model, step)
+    for server in range(world):
+        place = slice(server * part, min((server + 1) * part, len(value)))
+        for some in chain.from_iterable(combinations(range(world), n) for n in range(1, world)):
+            for count in {world, len(some)}:
+                found = before[place] - rate * every[list(some), place].sum(0) / count
+                if len(found) and close(value[place], found):
+                    names = " and ".join(map(str, some))
+                    return (
+                        f"{what} has part {server} with the gradients of {names} alone: a server "
+                        "answers when all ranks have pushed."
+                    )
+    return None
+
+
+def _server_shards(seen: Observed) -> str | None:
+    for place, model in _models(seen):
+        states = _states(model)
+        for step in range(STEPS):
+            before, after = (padded_shards([states[step + n]], len(model)) for n in (0, 1))
+            for rank, got in enumerate(seen.data):
+                mistakes = {"is what it was before the step: update it in place.": before[rank]}
+                what = f"Rank {rank}'s shard after step {step + 1}"
+                if told := explain(got["shards"][place][step], after[rank], what, mistakes):
+                    return told
+    return None
+
+
+def _server_messages(seen: Observed) -> str | None:
+    for rank in range(seen.case.world):
+        for op in seen.ops(rank):
+            if op not in MESSAGES:
+                return f"Rank {rank} called {op}. Build push and pull from send and recv."
+    return None
+
+
+def _server_bytes(seen: Observed) -> str | None:
+    for place, model in _models(seen):
+        world, shard = len(model), model[0]["shard"]
+        part = len(shard) * shard.element_size()
+        most = 2 * (world - 1) * part
+        for step in range(STEPS):
+            sent = [seen.sent(rank, f"model {place}, step {step}") for rank in range(world)]
+            if max(sent) <= most:
+                continue
+            rank = sent.index(max(sent))
+            how = "Push to a server the part that it serves, and pull from it that part."
+            if min(sent) < max(sent):
+                how = "It does more than the others do: let every rank serve its part."
+            return (
+                f"Rank {rank} sent {max(sent):,} bytes; 2(N-1)/N of the weights is {most:,}. {how}"
+            )
+    return None
+
+
+SHARDED = Task(
+    id="07.sharded_server",
+    title="A server on every rank",
+    answer="sharded_server",
+    job="lesson07.sharded_server",
+    minutes=20,
+    cases=_server_cases,
+    criteria=(
+        Criterion("the weights of synchronous SGD on every rank", 2, _server_values, on=("",)),
+        Criterion("lengths that do not divide by N", 1, _server_values, on=("uneven",)),
+        Criterion("each rank's shard is updated in place", 1, _server_shards),
+        Criterion("send and recv alone", 1, _server_messages),
+        Criterion("at most 2(N-1)/N of the weights from each rank", 2, _server_bytes),
+        Criterion("gradients stay as they are", 1, unchanged),
+    ),
+    hints=(
+        "Which part of your gradient does the server on rank 2 need? Which part of the weights "
+        "does it have for you?",
+        "Two rounds, each with one message to every other rank and one from it: parts of "
+        "gradients, then parts of weights. When may a server answer?",
+        "Pad the gradient and split it into N parts. isend part q to rank q, irecv the others' "
+        "parts of yours, wait for all. shard -= rate * mean. isend the shard to all, irecv theirs, "
+        "wait, put them in order, cut off the padding.",
+    ),
+    debrief="A server in lockstep on every rank: reduce-scatter, step, all-gather. That is ZeRO-1, "
+    "lesson 09. Servers that run beside the workers (BytePS, ps-lite) send the same two messages.",
+)
+
+# -- 07.bounded ------------------------------------------------------------------------------------
+
+
+def _clock_cases(rng: torch.Generator) -> list[Case]:
+    def steps(count: int, low: int, high: int) -> list[int]:
+        return torch.randint(low, high, (count,), generator=rng).tolist()
+
+    def run(bound: int, *speeds: tuple[int, int], lost: tuple[tuple[int, int], ...] = ()) -> dict:
+        """speeds: of each worker the least and the greatest length of a step."""
+        seconds = [steps(24, *speed) for speed in speeds]
+        return {"bound": bound, "seconds": seconds, "lost": [list(one) for one in lost]}
+
+    def case(says: str, *runs: dict, kind: str = "") -> Case:
+        return Case(says, [{"runs": list(runs)}], kind)
+
+    fast, slow, wild = (90, 110), (290, 320), (50, 400)
+    return [
+        case("3 workers, one slow, bound 2", run(2, fast, fast, slow)),
+        case("bounds 0, 1 and 4", run(0, fast, wild, slow), run(1, wild, wild, wild, wild),
+             run(4, slow, fast, (400, 450))),
+        case("1 and 2 workers", run(0, fast), run(3, slow, fast), run(0, wild, wild)),
+        case("the slowest leaves", run(2, fast, fast, slow, lost=((2, 1000),)),
+             run(1, fast, wild, slow, slow, lost=((3, 700), (2, 1900))), kind="left"),
+        case("a worker leaves while it waits", run(1, fast, fast, fast, slow, lost=((1, 250),)),
+             run(1, fast, (130, 140), slow, lost=((0, 500),)),
+             run(0, fast, wild, slow, lost=((0, 150), (1, 1700))), kind="left"),
+        case("all leave", run(2, fast, slow, lost=((0, 450), (1, 460))), kind="left"),
+    ]  # fmt: skip
+
+
+class _Clock:
+    """The clock that is asked for; or one with a mistake.
+
+    slowest: of the steps of the workers that are here. stay: who has left is still counted.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        bound: int,
+        *,
+        slowest: Callable[[list[int]], float] = min,
+        more: int = 0,
+        stay: bool = False,
+        forgets: bool = False,
+        one: bool = False,
+        ghosts: bool = False,
+    ) -> None:
+        self.bound, self.slowest = bound + more, slowest
+        self.stay, self.forgets, self.one, self.ghosts = stay, forgets, one, ghosts
+        self.done = dict.fromkeys(range(workers), 0)
+        self.waiting: list[int] = []
+        self.gone: set[int] = set()
+
+    def call(self, what: str, worker: int) -> list[int]:
+        if what == "finished":
+            self.done[worker] += 1
+            self.waiting.append(worker)
+        else:
+            self.gone.add(worker)
+            if not self.ghosts and worker in self.waiting:
+                self.waiting.remove(worker)
+        here = [n for w, n in self.done.items() if self.stay or w not in self.gone]
+        slowest = self.slowest(here) if here else 0
+        ready = [w for w in self.waiting if self.done[w] - slowest <= self.bound]
+        if self.one:
+            ready = ready[:1]
+        if self.forgets:
+            ready = [w for w in ready if w == worker]
+            self.waiting = []
+        self.waiting = [w for w in self.waiting if w not in ready]
+        return ready
+
+
+CLOCKS: dict[str, dict[str, Any]] = {
+    "Everyone goes on at once: hold back who is more than `bound` ahead.": {"more": 1 << 30},
+    "It is lockstep, whatever the bound is.": {"more": "lockstep"},
+    "It holds a worker that is exactly `bound` steps ahead; it may go on.": {"more": -1},
+    "It lets a worker go that is `bound` + 1 steps ahead.": {"more": 1},
+    "It counts from the mean of the workers; the bound is against the slowest.": {
+        "slowest": lambda done: sum(done) / len(done)
+    },
+    "It forgets who waits: when the slowest has caught up, return them, too.": {"forgets": True},
+    "It returns one worker at a time, where several may go on.": {"one": True},
+    "It still counts a worker that has left: strike it off.": {"stay": True},
+    "It returns a worker that has left.": {"ghosts": True},
+}
+
+
+def _named_clock(run: dict[str, Any], log: list[list[Any]], until: int) -> str | None:
+    """The mistake that gives all answers of the log, or those up to the first wrong one."""
+    plain = all(type(a) is list and all(type(w) is int for w in a) for _, _, a in log)
+    for part in [log, log[: until + 1]] if plain else [log[: until + 1]]:
+        for words, options in CLOCKS.items():
+            more = options.get("more", 0)
+            more = -run["bound"] if more == "lockstep" else more
+            clock = _Clock(len(run["seconds"]), run["bound"], **{**options, "more": more})
+            if all(sorted(clock.call(what, w)) == sorted(answered) for what, w, answered in part):
+                return words
+    return None
+
+
+def _clock_judge(kinds: tuple[str, ...]) -> Callable[[Observed], str | None]:
+    """The first thing of these kinds that is wrong in a log: "form", "ahead", "held"."""
+
+    def judge(seen: Observed) -> str | None:
+        runs, logs = seen.case.inputs[0]["runs"], seen.data[0]["logs"]
+        for run, log in zip(runs, logs, strict=True):
+            for place, kind, sentence in _faults(run, log):
+                if kind in kinds:
+                    named = None if kind == "form" else _named_clock(run, log, place)
+                    return f"{sentence} {named or ''}".strip()
+        return None
+
+    return judge
+
+
+def _faults(run: dict[str, Any], log: list[list[Any]]):
+    """(place in the log, kind, sentence) of each fault."""
+    bound, workers = run["bound"], len(run["seconds"])
+    done, waiting = dict.fromkeys(range(workers), 0), set()
+    for place, (what, worker, answered) in enumerate(log):
+        if what == "finished":
+            done[worker] += 1
+            waiting.add(worker)
+        else:
+            del done[worker]
+            waiting.discard(worker)
+        call = f"{what}({worker})"
+        if wrong := _form(answered, call, waiting, workers, done):
+            yield place, "form", wrong
+            return
+        slowest = min(done.values(), default=0)
+        for other in answered:
+            waiting.discard(other)
+            if done[other] - slowest > bound:
+                yield (
+                    place,
+                    "ahead",
+                    f"{call} lets worker {other} begin with {done[other]} steps finished, and the "
+                    f"slowest has {slowest}: more than {bound} ahead.",
+                )
+        for other in sorted(waiting):
+            if done[other] - slowest <= bound:
+                yield (
+                    place,
+                    "held",
+                    f"After {call} worker {other} still waits, with {done[other]} steps finished "
+                    f"where the slowest has {slowest}; {bound} ahead are allowed.",
+                )
+
+
+def _form(
+    answered: Any, call: str, waiting: set[int], workers: int, done: dict[int, int]
+) -> str | None:
+    if type(answered) is not list:
+        return f"{call} must return a list of workers, not {answered!r}."
+    for other in answered:
+        if type(other) is not int or not 0 <= other < workers:
+            return f"{call} returned {other!r}; workers are the numbers 0 to {workers - 1}."
+        if other not in done:
+            return f"{call} returned worker {other}, which has left."
+        if other not in waiting or answered.count(other) > 1:
+            return f"{call} returned worker {other}, which does not wait: answer each step once."
+    return None
+
+
+BOUNDED = Task(
+    id="07.bounded",
+    title="A clock with a bound",
+    answer="BoundedClock",
+    job="lesson07.bounded",
+    minutes=20,
+    cases=_clock_cases,
+    criteria=(
+        Criterion("lists of workers that wait", 1, _clock_judge(("form",)), on=("",)),
+        Criterion("nobody is more than the bound ahead", 2, _clock_judge(("ahead",)), on=("",)),
+        Criterion("nobody waits who may go on", 2, _clock_judge(("held",)), on=("",)),
+        Criterion(
+            "a worker that has left blocks nobody",
+            2,
+            _clock_judge(("form", "ahead", "held")),
+            on=("left",),
+        ),
+    ),
+    hints=(
+        "A fast worker finishes a step and must wait. Which later calls can be the one that lets "
+        "it go on?",
+        "Keep two things: how many steps each worker has finished, and who waits. After each call "
+        "ask of all who wait.",
+        "finished: count, put the worker among the waiting. left: take it out of both. Then, in "
+        "both: slowest = min of the counts; return the waiting ones with count - slowest <= bound, "
+        "and take them out.",
+    ),
+    debrief="Ho et al. (2013) let a worker read a local copy of the weights that is at most s "
+    "clocks old, so it asks the server only when the copy is too old. The bound is the same.",
+)
+
+# -- 07.largest_rate -------------------------------------------------------------------------------
+
+
+def _rate_cases(rng: torch.Generator) -> list[Case]:
+    def curvatures(count: int) -> list[float]:
+        drawn = torch.rand(count, generator=rng, dtype=torch.float64) * 4 + 0.3
+        return [round(value, 3) for value in drawn.tolist()]
+
+    def case(says: str, kind: str, delays: tuple[int, ...], counts: tuple[int, ...]) -> Case:
+        asked = [{"curvatures": curvatures(n), "delay": d} for d in delays for n in counts]
+        return Case(says, [{"questions": asked}], kind)
+
+    return [
+        case("one curvature, no delay", "", (0,), (1, 1)),
+        case("several curvatures", "several", (0, 0, 0), (2, 3, 5)),
+        case("a delay of 1", "one", (1, 1), (1, 3)),
+        case("delays of 2 to 12", "delay", (2, 3, 4, 5, 8, 12), (1, 4)),
+    ]
+
+
+def limit(curvatures: list[float], delay: int) -> float:
+    """The largest rate at which w[t + 1] = w[t] - rate * curvature * w[t - delay] shrinks."""
+    return 2 * math.sin(math.pi / (4 * delay + 2)) / max(curvatures)
+
+
+def grows(rate: float, curvatures: list[float], delay: int) -> bool:
+    """Whether the recursion grows for one of the curvatures: it is run."""
+    half = 400 * (delay + 2)
+    for curvature in curvatures:
+        w, early, late = [1.0] * (delay + 1), 0.0, 0.0  # the last delay + 1 values
+        for step in range(2 * half):
+            new = w[-1] - rate * curvature * w[0]
+            w = [*w[1:], new]
+            if abs(new) > 1e12:
+                return True
+            if half // 2 <= step < half:
+                early = max(early, abs(new))
+            elif step >= 3 * half // 2:
+                late = max(late, abs(new))
+        if late > early:
+            return True
+    return False
+
+
+STEEPEST = "the steepest direction diverges first, so the largest decides."
+SINE = "w swings, and the limit is a sine."
+RATE_MISTAKES: dict[str, Callable[[list[float], int], float]] = {
+    "That is 2 over the curvature: it forgets the delay.": lambda c, d: 2 / max(c),
+    "Without delay w is multiplied by 1 - rate * curvature: 2 over it, not 1.": (
+        lambda c, d: limit(c, d) / 2
+    ),
+    "That takes every delay for a delay of 1.": lambda c, d: limit(c, min(d, 1)),
+    f"It is not 2 over (delay + 1): {SINE}": lambda c, d: 2 / (d + 1) / max(c),
+    f"It is not 1 over the delay: {SINE}": lambda c, d: (1 / d if d else 2) / max(c),
+    f"The smallest curvature decides nothing: {STEEPEST}": lambda c, d: limit([min(c)], d),
+    f"The mean of the curvatures decides nothing: {STEEPEST}": (
+        lambda c, d: limit([sum(c) / len(c)], d)
+    ),
+    f"The sum of the curvatures is no direction's: {STEEPEST}": lambda c, d: limit([sum(c)], d),
+    "The sine is of an angle in radians.": lambda c, d: 2 * math.sin(180 / (4 * d + 2)) / max(c),
+    "That is the limit for a delay of one more.": lambda c, d: limit(c, d + 1),
+}
+
+
+def _rates(seen: Observed) -> str | None:
+    questions, answers = seen.case.inputs[0]["questions"], seen.data[0]["rates"]
+    for question, answer in zip(questions, answers, strict=True):
+        value, asked = number(answer), f"Curvatures {question['curvatures']}, delay"
+        asked = f"{asked} {question['delay']}:"
+        if value is None or not 0 < value < math.inf:
+            return f"{asked} the rate must be a positive number, not {answer!r}."
+        if grows(0.98 * value, **question):
+            wrong = f"{asked} at 0.98 of your rate, {value:.4g}, w grows."
+        elif not grows(1.02 * value, **question):
+            wrong = f"{asked} at 1.02 of your rate, {value:.4g}, w still shrinks."
+        else:
+            continue
+        return f"{wrong} {_rate_mistake(questions, answers, question, value) or ''}".strip()
+    return None
+
+
+def _rate_mistake(
+    questions: list[dict[str, Any]], answers: list[Any], first: dict[str, Any], value: float
+) -> str | None:
+    """The mistake that gives all of these answers; else one that gives the first wrong one."""
+    every = [(q, number(a)) for q, a in zip(questions, answers, strict=True)]
+    for asked in (every, [(first, value)]):
+        for words, mistake in RATE_MISTAKES.items():
+            near = (
+                v is not None and math.isclose(v, mistake(*q.values()), rel_tol=1e-6)
+                for q, v in asked
+            )
+            if all(near):
+                return words
+    return None
+
+
+LARGEST_RATE = Task(
+    id="07.largest_rate",
+    title="The rate that staleness allows",
+    answer="largest_rate",
+    job="lesson07.largest_rate",
+    minutes=10,
+    cases=_rate_cases,
+    criteria=(
+        Criterion("one curvature, without delay", 1, _rates, on=("",)),
+        Criterion("several curvatures", 1, _rates, on=("several",)),
+        Criterion("a delay of 1", 1, _rates, on=("one",)),
+        Criterion("any delay", 2, _rates, on=("delay",)),
+        Criterion("the curvatures stay as they are", 1, unchanged),
+    ),
+    hints=(
+        "Without delay w is multiplied by 1 - rate * curvature. When does that shrink, and for "
+        "which of several curvatures first not?",
+        "At the limit w swings with a constant height: w[t] = exp(i * angle * t). What do lengths "
+        "and angles say?",
+        "2 * sin(pi / (4 * delay + 2)), over the largest curvature.",
+    ),
+    debrief="Nobody knows the curvatures of a real model; people lower the rate with the number of "
+    "workers, or divide it by the staleness of each gradient (Zhang et al. 2016).",
+)
+
+TASKS = [SHARDED, BOUNDED, LARGEST_RATE]

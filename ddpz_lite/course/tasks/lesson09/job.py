@@ -1,0 +1,84 @@
+"""Jobs of lesson 09: ZeRO-1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpz_lite.course.check.beside import Holding, Kept
+
+
+def shard_owners(answer: Callable[..., Any], *, models: list[list[int]]) -> dict[str, Any]:
+    """models: for each call, the elements of each parameter."""
+    kept = Kept(sizes=models)
+    return {"owners": [answer(sizes) for sizes in models], "changed": kept.changed()}
+
+
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+    "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+}
+
+
+def _recorded(kind: type) -> tuple[type, list[torch.optim.Optimizer]]:
+    """The optimizer class, and a list of all of its instances that will be made."""
+    made: list[torch.optim.Optimizer] = []
+
+    class Recorded(kind):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    Recorded.__name__ = Recorded.__qualname__ = kind.__name__
+    return Recorded, made
+
+
+def zero1(
+    answer: Callable[..., Any],
+    *,
+    models: list[list[torch.Tensor]],
+    gradients: list[list[list[torch.Tensor]]],
+    optimizer: str,
+    turned: bool = False,
+    factors: list[torch.Tensor] | None = None,
+) -> dict[str, Any]:
+    """models: the weights of each; one optimizer for each, which step in turn.
+
+    gradients: of this rank, for each step, model and parameter. turned: parameters and gradients
+    are transposed views. factors: for each step; after it, this rank's exp_avg are multiplied by
+    them. No other rank knows them, so only who steps with these very states comes to the right
+    parameters.
+    """
+    kind, options = OPTIMIZERS[optimizer]
+    recorded, made = _recorded(kind)
+    every = [[nn.Parameter(_laid_out(w, turned)) for w in weights] for weights in models]
+    flat = [p for parameters in every for p in parameters]
+    holding = Holding(flat)
+    with holding:
+        optimizers = [answer(parameters, recorded, **options) for parameters in every]
+    after, first, held = [], [], []
+    for number, step in enumerate(gradients):
+        for parameters, sharded, own in zip(every, optimizers, step, strict=True):
+            for parameter, gradient in zip(parameters, own, strict=True):
+                parameter.grad = _laid_out(gradient, turned)
+            holding.know(p.grad for p in parameters)
+            with holding:
+                sharded.step()
+        after.append([p.detach().clone() for p in flat])
+        held.append(holding.now([*flat, *(p.grad for p in flat if p.grad is not None)]))
+        if factors is not None:
+            means = [s["exp_avg"] for o in made for s in o.state.values() if "exp_avg" in s]
+            first = first or [state.clone() for state in means]
+            for state in means:
+                state *= factors[number][: state.numel()].view_as(state)
+    kept = [item for o in made for state in o.state.values() for item in state.items()]
+    states = [t for name, t in kept if torch.is_tensor(t) and name != "step"]
+    return {"after": after, "states": states, "first": first, "held": held}
+
+
+def _laid_out(tensor: torch.Tensor, turned: bool) -> torch.Tensor:
+    """A copy, with its memory in the order of its transpose if `turned`."""
+    return tensor.T.contiguous().T if turned and tensor.dim() == 2 else tensor.clone()

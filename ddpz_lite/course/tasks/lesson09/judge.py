@@ -1,0 +1,411 @@
+"""Tasks of lesson 09: ZeRO-1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ddpz_lite.course.check.compare import close, differs, whole
+from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.check.vocabulary import (
+    holds_at_most,
+    ops_of_all,
+    same_on_all_ranks,
+    sent_by_all,
+    silent,
+    unchanged,
+    world_name,
+)
+from ddpz_lite.course.tasks.lesson09.job import OPTIMIZERS
+
+# -- 09.shard_owners -------------------------------------------------------------------------------
+
+
+def _owner_cases(rng: torch.Generator) -> list[Case]:
+    def case(world: int, models: list[list[int]], says: str, kind: str = "") -> Case:
+        return Case(f"{world_name(world)}, {says}", [{"models": models}] * world, kind)
+
+    def drawn(count: int, high: int) -> list[int]:
+        return torch.randint(1, high, (count,), generator=rng).tolist()
+
+    return [
+        case(
+            3,
+            [[900, 10, 20, 30, 10, 20, 5, 5], sorted(drawn(14, 500)), drawn(6, 90)],
+            "one large parameter, the largest last, another model",
+        ),
+        case(1, [drawn(5, 100)], "5 parameters"),
+        case(2, [drawn(9, 1000), [8, 7, 6, 5, 4]], "9 parameters, then 5"),
+        case(4, [[*drawn(10, 300), 700, 650, 720, 640]], "4 large parameters at the end"),
+        case(8, [drawn(30, 400)], "30 parameters"),
+        case(4, [[7, 3], [4]], "fewer parameters than ranks", "few"),
+        case(2, [[5] * 10, [5] * 7], "equal parameters", "few"),
+    ]
+
+
+def _in_turn(sizes: list[int], world: int) -> int:
+    """The largest load when each parameter in turn goes to the rank that has the least."""
+    loads = [0] * world
+    for size in sizes:
+        loads[loads.index(min(loads))] += size
+    return max(loads)
+
+
+def _greedy_load(sizes: list[int], world: int) -> int:
+    """The same, the largest parameter first."""
+    return _in_turn(sorted(sizes, reverse=True), world)
+
+
+def _owner_values(seen: Observed) -> str | None:
+    models = seen.case.inputs[0]["models"]
+    for call, sizes in enumerate(models):
+        first = seen.data[0]["owners"][call]
+        for rank, got in enumerate(seen.data):
+            owners = got["owners"][call]
+            if wrong := _owner_form(owners, sizes, rank, seen.case.world):
+                return wrong
+            if list(map(whole, owners)) != list(map(whole, first)):
+                return (
+                    f"Ranks 0 and {rank} disagree on who owns what. It must not depend on the rank."
+                )
+    return None
+
+
+def _owner_form(owners: Any, sizes: list[int], rank: int, world: int) -> str | None:
+    if type(owners) is not list or any(whole(owner) is None for owner in owners):
+        return f"Rank {rank} must return a list of ranks, one for each parameter."
+    if len(owners) != len(sizes):
+        return f"Rank {rank} returned {len(owners)} owners for {len(sizes)} parameters."
+    if bad := [owner for owner in owners if not 0 <= whole(owner) < world]:
+        return f"{whole(bad[0])} is not a rank: nobody would update that parameter."
+    return None
+
+
+def _owner_balance(seen: Observed) -> str | None:
+    calls = zip(seen.case.inputs[0]["models"], seen.data[0]["owners"], strict=True)
+    told = (
+        _unbalanced(sizes, list(map(whole, owners)), seen.case.world) for sizes, owners in calls
+    )
+    return next(filter(None, told), None)
+
+
+def _unbalanced(sizes: list[int], owners: list[int], world: int) -> str | None:
+    loads = [sum(s for s, o in zip(sizes, owners, strict=True) if o == r) for r in range(world)]
+    best = _greedy_load(sizes, world)
+    if max(loads) <= best:
+        return None
+    counts = [owners.count(rank) for rank in range(world)]
+    largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    placed = dict(zip(largest_first, owners, strict=True))  # if they were meant in that order
+    if max(sum(sizes[i] for i, o in placed.items() if o == r) for r in range(world)) <= best:
+        return (
+            "These are the owners of the parameters in another order, the largest first. Owner i "
+            "must be that of sizes[i]."
+        )
+    if max(loads) == sum(sizes):
+        return f"Rank {loads.index(max(loads))} owns everything: nothing is sharded."
+    if max(loads) != _in_turn(sizes, world) and max(counts) - min(counts) <= 1:
+        return (
+            f"Each rank owns as many parameters ({counts}), but not as many elements: {loads}; "
+            f"{best} are possible for the fullest. Balance elements."
+        )
+    return (
+        f"The fullest rank owns {max(loads)} elements, and {best} are possible: {loads}. Which "
+        "parameter do you place first?"
+    )
+
+
+def _owner_quiet(seen: Observed) -> str | None:
+    return silent(seen, "All ranks know all sizes; nothing must be sent.") or unchanged(seen)
+
+
+OWNERS = Task(
+    id="09.shard_owners",
+    title="Who owns which parameter?",
+    answer="shard_owners",
+    job="lesson09.shard_owners",
+    minutes=10,
+    cases=_owner_cases,
+    criteria=(
+        Criterion("every parameter has one owner, the same on all ranks", 1, _owner_values),
+        Criterion("balanced by elements", 1, _owner_balance, on=("",)),
+        Criterion("few parameters, equal parameters", 1, _owner_balance, on=("few",)),
+        Criterion("nothing is sent, and sizes stay as they are", 1, _owner_quiet),
+    ),
+    hints=(
+        "If a large parameter comes last, where can it still go without tipping the balance?",
+        "Place the largest first, each on the rank that has the fewest elements so far.",
+        "order = sorted(range(len(sizes)), key=lambda i: -sizes[i]); for i in order: the rank with "
+        "the smallest load gets it; ties go to the lowest rank, so that all agree.",
+    ),
+    debrief="ZeroRedundancyOptimizer does this, so one embedding can unbalance it. DeepSpeed and "
+    "Megatron, like ddpz_lite, cut one flat range into equal parts instead.",
+)
+
+# -- 09.zero1 --------------------------------------------------------------------------------------
+
+# 90, 91, 83, 59, 47 and 3 elements: no world from 2 to 4 divides their sum, and a sum that leaves
+# one out, or takes one alone, is padded to another length in some world.
+SHAPES = ((9, 10), (13, 7), (83,), (59,), (47,), (3,))
+OTHER = ((5, 3), (41,), (6, 2))  # of a second model
+STEPS = 3
+RTOL = 1e-4
+COUNTERS = 64  # bytes: torch's optimizers count steps in a tensor for each parameter
+
+
+def _numel(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+PSI = _numel(SHAPES)
+
+
+def _zero1_cases(rng: torch.Generator) -> list[Case]:
+    def drawn(shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        return [torch.randn(shape, generator=rng) for shape in shapes]
+
+    def case(world: int, optimizer: str = "AdamW", kind: str = "", says: str = "") -> Case:
+        shapes = (SHAPES, OTHER) if kind == "again" else (SHAPES,)
+        models = [drawn(s) for s in shapes]
+        inputs = [
+            {
+                "models": models,
+                "gradients": [[drawn(s) for s in shapes] for _ in range(STEPS)],
+                "optimizer": optimizer,
+                "turned": kind == "again",
+            }
+            for _ in range(world)
+        ]
+        if kind == "changed":
+            for rank in inputs:  # more than any tensor of states holds
+                rank["factors"] = [torch.randn(2 * PSI, generator=rng) for _ in range(STEPS)]
+        return Case(f"{world_name(world)}, {optimizer}{says}", inputs, kind)
+
+    return [
+        case(3),
+        case(4),
+        case(2),
+        case(1),
+        case(3, "SGD with momentum", "other"),  # AdamW does not tell a sum from a mean
+        case(3, kind="again", says=", two models in turn, transposed weights"),
+        case(3, kind="changed", says=" whose states are changed"),
+    ]
+
+
+Gradients = Callable[[int, int, int], torch.Tensor]  # (step, rank, parameter)
+
+
+def _weights(case: Case) -> list[torch.Tensor]:
+    """Of all models, one after the other."""
+    return [weight for model in case.inputs[0]["models"] for weight in model]
+
+
+def _trained(
+    case: Case,
+    rank: int,
+    gradient: Gradients,
+    steps: int,
+    factors: list[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """The parameters after `steps` steps of a plain optimizer on these gradients.
+
+    factors: for each step, of all elements; after it, exp_avg is multiplied by them.
+    """
+    kind, options = OPTIMIZERS[case.inputs[0]["optimizer"]]
+    parameters = [torch.nn.Parameter(w.clone()) for w in _weights(case)]
+    plain = kind(parameters, **options)
+    for step in range(steps):
+        for index, parameter in enumerate(parameters):
+            parameter.grad = gradient(step, rank, index)
+        plain.step()
+        if factors is not None:
+            parts = factors[step].split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                plain.state[parameter]["exp_avg"] *= part.view_as(parameter)
+    return [p.detach() for p in parameters]
+
+
+def _stacked(case: Case) -> Callable[[int, int], torch.Tensor]:
+    """(step, parameter) -> its gradients on all ranks, (N, *shape)."""
+    by_rank = [
+        [[gradient for model in step for gradient in model] for step in rank["gradients"]]
+        for rank in case.inputs
+    ]
+    return lambda step, index: torch.stack([rank[step][index] for rank in by_rank])
+
+
+def _on_the_mean(case: Case, steps: int, factors: Any = None) -> list[torch.Tensor]:
+    stack = _stacked(case)
+    return _trained(case, 0, lambda step, _, index: stack(step, index).mean(0), steps, factors)
+
+
+def _zero1_values(seen: Observed) -> str | None:
+    for step in range(STEPS):
+        right = _on_the_mean(seen.case, step + 1)
+        for rank, got in enumerate(seen.data):
+            now = got["after"][step]
+            for index, (mine, wanted) in enumerate(zip(now, right, strict=True)):
+                if (mine.dtype, mine.shape) != (wanted.dtype, wanted.shape):
+                    return differs(mine, wanted, f"Rank {rank}'s parameter {index}")
+            if not all(close(a, b, rtol=RTOL) for a, b in zip(now, right, strict=True)):
+                return f"After step {step} on rank {rank}: {_zero1_cure(seen.case, now, step)}"
+    return same_on_all_ranks(seen, lambda got: got["after"][-1])
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
+    stack = _stacked(case)
+    flat, start, good = map(_flat, (now, _weights(case), _on_the_mean(case, step + 1)))
+    near = partial(torch.isclose, rtol=RTOL, atol=1e-5)
+    moved, fine = ~torch.isclose(flat, start), near(flat, good)
+    if not moved.any():
+        return "nothing has moved. Do the updated shards come back into the parameters?"
+    if fine.any() and torch.equal(fine | ~moved, torch.ones_like(fine)):
+        return (
+            f"{int((~fine).sum())} of {len(flat)} elements are still what they were. Who owns "
+            "them, and is what the owners updated gathered afterwards?"
+        )
+    known: dict[str, Gradients] = {
+        "the gradients were added up over the ranks, not averaged.": (
+            lambda s, _, i: stack(s, i).sum(0)
+        ),
+        "the rank's own gradient was used: reduce before the step.": lambda s, r, i: stack(s, i)[r],
+    }
+    for words, gradient in known.items():  # any part may come from any rank
+        pieces = [_flat(_trained(case, r, gradient, step + 1)) for r in range(case.world)]
+        if torch.stack([near(flat, piece) for piece in pieces]).any(0).all():
+            return words
+    off = (flat - good).abs().max().item()
+    return f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizer']}."
+
+
+def _nothing_sharded(seen: Observed) -> bool:
+    """Whether rank 0 of several keeps the states of all parameters."""
+    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    held = sum(state.numel() for state in seen.data[0]["states"])
+    return seen.case.world > 1 and held >= kinds * sum(w.numel() for w in _weights(seen.case))
+
+
+def _zero1_states(seen: Observed) -> str | None:
+    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    shares = [_most_elements(model, seen.case.world) for model in seen.case.inputs[0]["models"]]
+    psi, most = sum(w.numel() for w in _weights(seen.case)), kinds * sum(shares)
+    if _nothing_sharded(seen):
+        return f"Rank 0 keeps states of all {psi} parameters: nothing is sharded."
+    total = 0
+    for rank, got in enumerate(seen.data):
+        held = sum(state.numel() for state in got["states"])
+        total += held
+        if held > most and seen.case.world > 1:
+            return f"Rank {rank} keeps {held} state elements; its share is at most {most}."
+    if total < kinds * psi:
+        return f"All ranks together keep {total} state elements; {kinds * psi} are needed."
+    bytes_ = 4 * (kinds + 2) * sum(shares) + COUNTERS * len(shares)
+    why = "between steps, its part of the states and a copy of its parameters and gradients"
+    return holds_at_most(seen, lambda got: got["held"], bytes_, why) or (
+        _zero1_used(seen) if seen.case.kind == "changed" else None
+    )
+
+
+def _zero1_used(seen: Observed) -> str | None:
+    """Whether the states that were found make the step: they were changed, each element by a factor
+    that its rank alone knows, and the parameters must follow.
+
+    Any cut is allowed. Which element a rank holds is seen from its value after the first step.
+    """
+    case, stack = seen.case, _stacked(seen.case)
+    for rank, got in enumerate(seen.data):
+        if sum(state.numel() for state in got["first"]) > _most_elements(
+            _weights(case), case.world
+        ):
+            return f"Rank {rank} keeps states of more than its share."
+    begun = 0.1 * _flat([stack(0, index).mean(0) for index in range(len(SHAPES))])  # 1 - beta1
+    factors = _factors(seen, begun)
+    if factors.isnan().any():  # a sum in place of the mean is another criterion's business
+        factors = _factors(seen, begun * case.world)
+    if left := int(factors[0].isnan().sum()):
+        return f"After the first step, no rank's exp_avg holds that of {left} elements."
+    right = _on_the_mean(case, STEPS, list(factors))
+    for rank, got in enumerate(seen.data):
+        if not all(close(a, b, rtol=RTOL) for a, b in zip(got["after"][-1], right, strict=True)):
+            return (
+                f"Each rank's exp_avg was changed between steps, and rank {rank}'s parameters do "
+                "not show it. The states that are kept must be those that make the step."
+            )
+    return None
+
+
+def _factors(seen: Observed, begun: torch.Tensor) -> torch.Tensor:
+    """(STEPS, PSI): by what each element's exp_avg was multiplied after each step, NaN where no
+    rank has it. begun: what it is after the first step, as one process has it.
+    """
+    factors = torch.full((STEPS, PSI), torch.nan)
+    for inputs, got in zip(seen.case.inputs, seen.data, strict=True):
+        given = torch.stack(inputs["factors"])
+        for state in got["first"]:
+            off, element = (begun - state.flatten()[:, None]).abs().min(1)
+            held = (state.flatten() != 0) & (off <= 1e-6)  # else padding
+            factors[:, element[held]] = given[:, : len(held)][:, held]
+    return factors
+
+
+def _most_elements(weights: Sequence[torch.Tensor], world: int) -> int:
+    """A rank's share: a flat range rounded up, whole parameters dealt greedily, or each parameter
+    cut in N and rounded up.
+    """
+    sizes = [weight.numel() for weight in weights]
+    cut = sum(-(-size // world) for size in sizes)
+    return max(-(-sum(sizes) // world), _greedy_load(sizes, world), cut)
+
+
+def _zero1_traffic(seen: Observed) -> str | None:
+    if _nothing_sharded(seen):
+        return "Traffic is counted when the states are sharded."
+    world = seen.case.world
+    padded = world * sum(_most_elements(m, world) for m in seen.case.inputs[0]["models"])
+    most = STEPS * 2 * (world - 1) * padded * 4  # bytes of all ranks
+    start = (world - 1) * padded * 4  # whoever wants to may broadcast the parameters at first
+    sent = sent_by_all(seen)
+    if sent <= most + start:
+        return None
+    return (
+        f"All ranks sent {sent:,} bytes in three steps with {ops_of_all(seen)}. Gradients to "
+        f"their owners and parameters back to all is {most:,}, what an all-reduce alone costs."
+    )
+
+
+ZERO1 = Task(
+    id="09.zero1",
+    title="A ZeRO-1 optimizer",
+    answer="ZeRO1",
+    job="lesson09.zero1",
+    minutes=30,
+    cases=_zero1_cases,
+    criteria=(
+        Criterion("the parameters of plain AdamW on the mean gradient", 1, _zero1_values, on=("",)),
+        Criterion("another optimizer", 1, _zero1_values, on=("other",)),
+        Criterion("a second model, any layout", 1, _zero1_values, on=("again",)),
+        Criterion("a rank keeps the states of its share alone", 3, _zero1_states),
+        Criterion("sends no more than an all-reduce", 2, _zero1_traffic),
+    ),
+    hints=(
+        "Which elements does rank r update? Which gradients does it need, and who needs its "
+        "result?",
+        "Lay parameters and gradients end to end and pad: a flat buffer of N equal shards. The "
+        "inner "
+        "optimizer knows one parameter, the own shard.",
+        "step: flat gradient -> reduce_scatter (given) / world -> shard.grad; optimizer.step() on "
+        "the shard; all_gather (given) of the shards; copy back into the parameters.",
+    ),
+    debrief="ZeroRedundancyOptimizer behind DDP pays 3Ψ: an all-reduce, then broadcasts. "
+    "ddpz_lite's "
+    "zero1.py keeps the flat buffer all the time, so nothing is copied.",
+)
+
+TASKS = [OWNERS, ZERO1]

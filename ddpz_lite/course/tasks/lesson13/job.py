@@ -1,0 +1,399 @@
+"""Jobs of lesson 13: checkpoints and failures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddpz_lite.course.check.beside import Kept
+
+# ---- 13.atomic_save ----
+
+BARRIER, DONE, DEAD, STOPPED = "barrier", "done", "dead", "stopped"
+ROUNDS = 200  # operations of one save, at most
+
+
+class _Killed(BaseException):
+    """The end of a rank: no `except Exception` of an answer outlives it."""
+
+
+class _Gone(RuntimeError):
+    """What a rank meets that waits for a dead one."""
+
+
+class _Torn:
+    """What is left of a file whose writer was killed while it wrote."""
+
+
+class Disk:
+    """A folder that all ranks see; what others have written is there after a barrier.
+
+    kill_at: this rank is killed in its operation of that number, from 0; None: never. A write that
+    is killed leaves a torn file; a rename or removal is done whole or not at all. Two ranks that
+    change one file between two barriers get a RuntimeError: which of them comes first is chance.
+    """
+
+    def __init__(self, files: dict[str, Any], kill_at: int | None = None) -> None:
+        self._base = files
+        self._files, self._log = dict(files), []
+        self._left, self._dead = kill_at, False
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a tensor or plain data to a file; what was there is lost with the first byte."""
+        self._do("write", name, deepcopy(value))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, at once; a file that had this name is replaced."""
+        self._there(old)
+        self._do("rename", old, new)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._there(name)
+        self._do("remove", name)
+
+    def read(self, name: str) -> Any:
+        """What is in a file. Raises ValueError if it was only half written."""
+        self._there(name)
+        if isinstance(self._files[name], _Torn):
+            raise ValueError(f"{name} is half a file: its writer was killed")
+        return deepcopy(self._files[name])
+
+    def names(self) -> list[str]:
+        """The names of all files."""
+        return sorted(self._files)
+
+    def barrier(self) -> None:
+        """Wait for all ranks; from here on each sees what all have done before."""
+        if self._dead:
+            raise _Killed
+        states = self._meet(BARRIER)
+        others = [rank for rank, state in enumerate(states) if state != BARRIER]
+        if any(states[rank] in (DEAD, STOPPED) for rank in others):
+            raise _Gone("a rank has died, and this one waits for it in barrier()")
+        if others:
+            raise RuntimeError(
+                f"rank {dist.get_rank()} waits in barrier(), and rank {others[0]} has returned "
+                "without it: all ranks must enter a save and a load"
+            )
+
+    def _there(self, name: str) -> None:
+        if self._dead:
+            raise _Killed
+        if name not in self._files:
+            raise FileNotFoundError(f"there is no file {name}")
+
+    def _do(self, *operation: Any) -> None:
+        if self._left == 0 and not self._dead:
+            self._dead = True
+            if operation[0] == "write":
+                self._log.append(("write", operation[1], _Torn()))
+        if self._dead:
+            raise _Killed
+        self._left = None if self._left is None else self._left - 1
+        self._log.append(operation)
+        _apply(self._files, operation)
+
+    def _meet(self, state: str) -> list[str]:
+        """Tell the others how this rank is; returns how all are, and learns what they have done."""
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (state, self._log))
+        _one_rank_each([log for _, log in every])
+        self._base, self._log = dict(self._base), []
+        for _, log in every:
+            for operation in log:
+                _apply(self._base, operation)
+        self._files = dict(self._base)
+        return [state for state, _ in every]
+
+
+def _one_rank_each(logs: list[list[tuple[Any, ...]]]) -> None:
+    """Raise RuntimeError where two ranks' operations change the same file."""
+    changed_by: dict[str, int] = {}
+    for rank, log in enumerate(logs):
+        for kind, name, *rest in log:
+            for file in (name, *rest) if kind == "rename" else (name,):
+                if (other := changed_by.setdefault(file, rank)) != rank:
+                    raise RuntimeError(
+                        f"ranks {other} and {rank} both changed the file {file} between two "
+                        "barriers: on a disk they would write over each other. Fix: let one rank "
+                        "do it"
+                    )
+
+
+def _apply(files: dict[str, Any], operation: tuple[Any, ...]) -> None:
+    kind, name, *rest = operation
+    if kind == "write":
+        files[name] = rest[0]
+    elif kind == "rename":
+        files[rest[0]] = files.pop(name)
+    else:
+        del files[name]
+
+
+def _run(disk: Disk, call: Callable[[], Any]) -> tuple[Any, bool, bool]:
+    """call() on every rank, until all have come back or died.
+
+    Returns what it gave, whether it came back on this rank, and whether a rank has died.
+    """
+    state, result = DONE, None
+    try:
+        result = call()
+    except _Killed:
+        state = DEAD
+    except _Gone:
+        state = STOPPED
+    while BARRIER in (states := disk._meet(state)):
+        pass
+    return result, state == DONE, DEAD in states
+
+
+def atomic_save(
+    answer: Callable[..., Any],
+    *,
+    shards: list[torch.Tensor],
+    steps: list[int],
+) -> dict[str, Any]:
+    """shards: what this rank saves at each of `steps`, four of them.
+
+    Two saves go well, the third is killed: on the first rank and then on the last, at each
+    operation in turn. What remains is loaded, then the fourth is saved and loaded.
+    """
+    kept = Kept(shards=shards)
+    begun: dict[str, Any] = {}
+    first: list[Any] = [_load(answer, begun)]
+    for step, shard in zip(steps[:2], shards, strict=False):
+        begun = _save(answer, begun, step, shard)[0]
+        first.append(_load(answer, begun))
+    rounds = []
+    for victim in sorted({0, dist.get_world_size() - 1}):  # those between are like the last
+        for k in range(ROUNDS):
+            kill_at = k if dist.get_rank() == victim else None
+            files, back, killed = _save(answer, begun, steps[2], shards[2], kill_at)
+            found = {"victim": victim, "k": k, "killed": killed, "back": back}
+            found["crash"] = _load(answer, files)
+            found["there"] = _tensors(files)
+            files = _save(answer, files, steps[3], shards[3])[0]
+            found |= {"later": _load(answer, files), "end": _tensors(files)}
+            rounds.append(found)
+            if not killed:
+                break
+    # not from memory: another disk was used last
+    return {
+        "first": first,
+        "rounds": rounds,
+        "again": _load(answer, begun),
+        "changed": kept.changed(),
+    }
+
+
+def _save(
+    answer: Callable[..., Any],
+    files: dict[str, Any],
+    step: int,
+    shard: torch.Tensor,
+    kill_at: int | None = None,
+) -> tuple[dict[str, Any], bool, bool]:
+    disk = Disk(files, kill_at)
+    _, back, killed = _run(disk, lambda: answer(disk).save(step, shard))
+    return disk._base, back, killed
+
+
+def _load(answer: Callable[..., Any], files: dict[str, Any]) -> Any:
+    """What load() gives: [step, shard], None, or the words of the error that it met on the disk."""
+    disk = Disk(files)
+
+    def load() -> Any:
+        try:
+            return answer(disk).load()
+        except (FileNotFoundError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return _run(disk, load)[0]
+
+
+def _tensors(files: dict[str, Any]) -> list[torch.Tensor]:
+    """All tensors on the disk, inside of lists and dicts too."""
+
+    def inside(value: Any) -> Iterable[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            for part in value.values() if isinstance(value, dict) else value:
+                yield from inside(part)
+
+    return [tensor for _, value in sorted(files.items()) for tensor in inside(value)]
+
+
+# ---- 13.reshard ----
+
+
+def reshard(answer: Callable[..., Any], *, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+    """checkpoints: "files", by the rank that wrote it, {key: (shard,)}; "saved", [name, numel] in
+    the order in which they lie end to end; "names", in the order in which they are to lie now.
+    """
+    results, reads, changed = [], [], []
+    for checkpoint in checkpoints:
+        files, taken = checkpoint["files"], []
+
+        def read(rank: int, key: str, start: int, stop: int, files=files, taken=taken) -> Any:
+            if not 0 <= rank < len(files):
+                raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
+            shard = files[rank][key]
+            if not 0 <= start <= stop <= len(shard):
+                raise ValueError(
+                    f"rank {rank} saved {len(shard)} elements of {key}, and {start}:{stop} were "
+                    "asked for"
+                )
+            taken.append([key, stop - start])
+            return shard[start:stop].clone()
+
+        keys = list(files[0])
+        kept = Kept(saved=checkpoint["saved"], names=checkpoint["names"], keys=keys)
+        saved = dict(checkpoint["saved"])
+        got = answer(read, keys, saved, len(files), checkpoint["names"])
+        results.append(dict(got))
+        reads.append(taken)
+        changed += kept.changed()
+    return {"results": results, "reads": reads, "changed": changed}
+
+
+# ---- 13.resume ----
+
+SIZES = 6, 5  # of an input, of what is hidden
+BATCH = 2  # samples of a rank in a step
+
+
+class _Counting(nn.Module):
+    """Passes on what it gets, less the mean of what has come so far: a buffer that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(SIZES[1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x):
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def _new_run(start: dict[str, torch.Tensor], seed: int, lr: float) -> SimpleNamespace:
+    """A training run at its beginning; seed: of this rank's global generator."""
+    model = nn.Sequential(
+        nn.Linear(SIZES[0], SIZES[1]), _Counting(), nn.Dropout(0.4), nn.Linear(SIZES[1], 1)
+    )
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    torch.manual_seed(seed)
+    return SimpleNamespace(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5),  # it counts by itself
+        dice=torch.Generator(),
+        order=[],
+        at=0,
+        step=0,
+    )
+
+
+def _go_on(
+    run: SimpleNamespace, data: torch.Tensor, steps: int, save: Callable[[], None]
+) -> dict[str, list[Any]]:
+    """Train until `steps` steps are done; save() stands where a run would save."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    seen: dict[str, list[Any]] = {"losses": [], "rates": [], "taken": [], "steps": []}
+    while run.step < steps:
+        if run.at >= len(run.order):
+            run.order = torch.randperm(len(data), generator=run.dice).tolist()
+            run.at = 0
+        dealt = run.order[run.at : run.at + BATCH * world]
+        mine = dealt[rank::world]
+        run.at += len(dealt)
+        x = data[mine]  # (up to BATCH, SIZES[0] + 1), the target last
+        loss = (run.model(x[:, :-1])[:, 0] - x[:, -1]).square().sum() / len(dealt)
+        run.optimizer.zero_grad()
+        loss.backward()
+        for parameter in run.model.parameters():
+            dist.all_reduce(parameter.grad)
+        for buffer in run.model.buffers():
+            dist.broadcast(buffer, src=0)
+        seen["rates"].append(run.optimizer.param_groups[0]["lr"])
+        run.optimizer.step()
+        run.schedule.step()
+        seen["losses"].append(loss.detach())
+        seen["taken"].append(mine)
+        seen["steps"].append(run.step)
+        save()
+        run.step += 1
+        if len(seen["steps"]) > 2 * steps:
+            raise RuntimeError(f"the run does not end: run.step is {run.step} of {steps}")
+    return seen
+
+
+def resume(
+    answer: Callable[..., Any],
+    *,
+    start: dict[str, torch.Tensor],
+    other: dict[str, torch.Tensor],
+    data: torch.Tensor,
+    seeds: Sequence[int],
+    steps: int,
+    lr: float,
+) -> dict[str, Any]:
+    """start: the weights; data: the samples. seeds: of this rank's generator and of the order's,
+    and what both are after a kill, with `other` weights. The run is saved in each step, goes on,
+    and is then resumed from each save.
+    """
+    run = _new_run(start, seeds[0], lr)
+    run.dice.manual_seed(seeds[1])
+    files, after, changed = [], [], []
+
+    def save() -> None:
+        kept = Kept(order=list(run.order), at=run.at, step=run.step)
+        before = torch.get_rng_state()
+        file = io.BytesIO()
+        torch.save(answer.save(run), file)
+        files.append(_from_rank_0(file.getvalue()))
+        same = torch.equal(before, torch.get_rng_state())
+        changed.extend([*kept.changed(), *(["the random generator"] * (not same))])
+        after.append(_look(run))
+
+    whole = _go_on(run, data, steps, save)
+    resumed = []
+    for file in files:
+        run = _new_run(other, seeds[2], 7.0)
+        run.dice.manual_seed(seeds[3])
+        answer.load(run, torch.load(io.BytesIO(file), weights_only=True))
+        look = _look(run)
+        resumed.append({"look": look, **_go_on(run, data, steps, lambda: None)})
+    return {"whole": whole, "after": after, "resumed": resumed, "changed": changed}
+
+
+def _from_rank_0(data: bytes) -> bytes:
+    box = [data]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _look(run: SimpleNamespace) -> dict[str, Any]:
+    """What a run is at this moment, and its next random numbers."""
+    states = [torch.get_rng_state(), run.dice.get_state()]
+    chance = [torch.Generator() for _ in states]
+    for generator, state in zip(chance, states, strict=True):
+        generator.set_state(state)
+    momenta = [run.optimizer.state[p].get("momentum_buffer") for p in run.model.parameters()]
+    return {
+        "model": {name: t.clone() for name, t in run.model.state_dict().items()},
+        "momenta": [None if m is None else m.clone() for m in momenta],
+        "chance": [torch.rand(4, generator=generator) for generator in chance],
+        "order": list(run.order),
+        "at": int(run.at),
+        "step": int(run.step),
+    }

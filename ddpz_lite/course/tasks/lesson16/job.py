@@ -1,0 +1,45 @@
+"""Jobs of lesson 16: beyond one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.wire import span
+
+
+def hierarchical(
+    answer: Callable[..., Any], *, nodes: list[int], tensors: list[torch.Tensor]
+) -> dict[str, Any]:
+    """nodes: of each rank its node. tensors: for each call, 1-D. Changed in place.
+
+    What is built first, once, is built in the span "groups".
+    """
+    kept = Kept(nodes=nodes)
+    with span("groups"):
+        reduce = answer(nodes)
+    for number, tensor in enumerate(tensors):
+        with span(f"call {number}"):
+            reduce(tensor)
+    return {"tensors": tensors, "changed": kept.changed()}
+
+
+def halving_doubling(answer: Callable[..., Any], *, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """tensors: for each call, 1-D, of any length. Changed in place."""
+    for number, tensor in enumerate(tensors):
+        with span(f"call {number}"):
+            answer(tensor)
+    return {"tensors": tensors}
+
+
+def launch_plan(answer: Callable[..., Any], *, plans: list[dict[str, Any]]) -> dict[str, Any]:
+    """plans: the keyword arguments of one call each."""
+    kept = Kept(plans=plans)
+    return {"lines": [answer(**plan) for plan in plans], "changed": kept.changed()}
+
+
+def capstone(answer: Callable[..., Any]) -> dict[str, Any]:
+    return {"page": answer()}

@@ -1,0 +1,585 @@
+"""The author's test: solutions pass, stubs fail kindly, every wrong answer hears its own sentence.
+
+It is general: a new task, notebook or wrong answer needs no line here.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nbformat
+import pytest
+import small_course
+from answers import trying
+
+from ddpz_lite.course import interactive as attended
+from ddpz_lite.course.authoring import missing as authoring
+from ddpz_lite.course.authoring import rules
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.cell import CheckFailed, NotAttempted, check, keep
+from ddpz_lite.course.check.notebooks import of, role
+from ddpz_lite.course.check.progress import Progress
+from ddpz_lite.course.check.run import draw, judge_all, observe
+from ddpz_lite.course.check.score import Finding, Verdict, score
+from ddpz_lite.course.check.task import find, tasks
+from ddpz_lite.course.cli import check as command_check
+from ddpz_lite.course.cli import main
+
+command = importlib.import_module("ddpz_lite.course.check.cell")  # `check` is the function, too
+TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
+
+
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    monkeypatch.setenv("DDPZ_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def exercise():
+    """The exercise of a lesson, made from its master: exercise("03")."""
+    made = {}
+
+    def make(lesson: str) -> nbformat.NotebookNode:
+        if lesson not in made:
+            (path,) = trying.SOLUTIONS.glob(f"{lesson}_*.ipynb")
+            made[lesson] = nbformat.v4.reads(notebooks.make(path)[1])
+        return copy.deepcopy(made[lesson])
+
+    return make
+
+
+def by_id(values):
+    return [pytest.param(value, id=value.id) for value in values]
+
+
+def by_lesson():
+    return pytest.mark.parametrize("lesson", trying.lessons())
+
+
+# ---- what every task has ----
+
+
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_a_task_has_what_every_task_has(task):
+    assert list(authoring.task_faults(task)) == []
+
+
+@pytest.mark.parametrize("task", by_id(TASKS))
+def test_a_task_has_wrong_and_right_answers_and_each_promise_has_its_judge(task):
+    answers = trying.answers(task.lesson)
+    assert list(authoring.answer_faults(task, answers)) == []
+    master = trying.master(task.lesson)
+    assert list(authoring.promise_faults(task, master, answers.PROMISES[task.id])) == []
+
+
+@by_lesson()
+def test_exercises_are_what_their_masters_make_of_them(lesson, root):
+    """Fails too where you solved an exercise in place: your own work is then all that differs."""
+    (path,) = trying.SOLUTIONS.glob(f"{lesson}_*.ipynb")
+    master, copy_ = notebooks.make(path)
+    assert path.read_text(encoding="utf-8") == master, "run: make exercises"
+    there = (root / "exercises" / path.name).read_text(encoding="utf-8")
+    assert there == copy_, "run: make exercises"
+
+
+@by_lesson()
+def test_the_stored_output_of_a_check_in_the_master_is_the_passing_one(lesson):
+    for cell in trying.master(lesson).cells:
+        if role(cell) == "check":
+            (output,) = cell.outputs
+            assert output.text == notebooks.praise(find(of(cell))), "run: ddpz lessons --write"
+
+
+@by_lesson()
+def test_an_exercise_holds_no_solution_and_no_other_output(lesson, exercise):
+    notebook = exercise(lesson)
+    text = nbformat.v4.writes(notebook)
+    assert notebooks.BEGIN not in text and notebooks.END not in text
+    ids = [cell.id for cell in trying.master(lesson).cells]
+    assert [cell.id for cell in notebook.cells] == ids
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count == (0 if role(cell) == "check" else None)
+            assert len(cell.outputs) == (role(cell) == "check")
+        if role(cell) == "check":
+            data = cell.outputs[0].data
+            assert data["text/html"].startswith("<details><summary>When solved:</summary>")
+            assert data["text/plain"] == f"When solved:\n\n{notebooks.praise(find(of(cell)))}"
+    for rule in (rules.headings, rules.alt_text, rules.plain_file):
+        assert list(rule(notebook)) == []
+
+
+# ---- what becomes of answers ----
+
+
+def define(notebook, task):
+    return trying.run(notebooks.program(notebook, task.id))[task.answer]
+
+
+# The message of every task is read where a notebook shows it: see the test with nbval.
+@pytest.mark.parametrize("task", by_id(tasks("03")))
+def test_an_untouched_exercise_fails_with_a_kind_message(task, exercise, capsys):
+    with pytest.raises(NotAttempted) as failed:
+        check(task.id, define(exercise(task.lesson), task))
+    assert f"{task.points} points" in str(failed.value) and "check.hint(" in str(failed.value)
+    assert len(failed.value._render_traceback_()) == 1
+    assert capsys.readouterr().out == ""
+    mark = Progress.load().of(task.id)
+    assert (mark.points, mark.tries) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "person", "no_colour", "wanted"),
+    [
+        (False, False, "", False),  # nbval, a pipe, a file
+        (True, False, "", True),
+        (False, True, "", True),
+        (True, True, "1", False),
+    ],
+)
+def test_a_verdict_has_colour_where_somebody_reads_it(
+    monkeypatch, capsys, terminal, person, no_colour, wanted
+):
+    findings = (Finding("right", 4, 4, "pass"), Finding("calls", 0, 1, "fail", "Two."))
+    verdict = Verdict("03.weighted_mean", "wrong", findings)
+    monkeypatch.setattr("ddpz_lite.course.check.run.observe", lambda *words: [])
+    monkeypatch.setattr(command, "score", lambda *words: verdict)
+    monkeypatch.setattr(attended, "notebook", lambda: person)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    with pytest.raises(CheckFailed):
+        check("03.weighted_mean", None)
+    out = capsys.readouterr().out
+    assert ("\x1b" in out) == wanted
+    plain = command_check.ANSI.sub("", out)
+    assert plain == f"{command.told(find('03.weighted_mean'), verdict)}\n"
+    if wanted:
+        assert "  \x1b[1;32mpass\x1b[0m  right\n  \x1b[1;31mFAIL\x1b[0m  calls:" in out
+
+
+class OfLesson:
+    """One class per lesson, so that pytest-xdist may run lessons side by side.
+
+    All answers to a task have run by the time the first is looked at: see `trying.tried`.
+    """
+
+    lesson = ""
+
+    @pytest.mark.slow
+    def test_solution_gets_full_points(self, task):
+        verdict = trying.tried(task).solution
+        assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
+
+    @pytest.mark.slow
+    def test_wrong_answer_hears_its_own_sentence(self, task, wrong):
+        assert not trying.missed(task, wrong, trying.tried(task).wrong[wrong.name])
+
+    @pytest.mark.slow
+    def test_right_answer_in_another_style_gets_full_points(self, task, right):
+        """A good student must never be told that a right answer is wrong."""
+        verdict = trying.tried(task).right[right]
+        assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
+
+
+for _lesson in trying.lessons():
+    globals()[f"TestLesson{_lesson}"] = type(
+        f"TestLesson{_lesson}", (OfLesson,), {"lesson": _lesson}
+    )
+
+
+def pytest_generate_tests(metafunc):
+    lesson = getattr(metafunc.cls, "lesson", None)
+    if lesson is None:
+        return
+    own = [task for task in TASKS if task.lesson == lesson]
+    if "wrong" in metafunc.fixturenames:
+        cases = [(t, w, w.name) for t in own for w in trying.variants(t.id)]
+        named = "wrong"
+    elif "right" in metafunc.fixturenames:
+        cases = [(t, name, name) for t in own for name, _ in trying.right(t.id)]
+        named = "right"
+    else:
+        metafunc.parametrize("task", by_id(own))
+        return
+    values = [pytest.param(task, value, id=f"{task.id}-{name}") for task, value, name in cases]
+    metafunc.parametrize(("task", named), values)
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+@pytest.mark.parametrize("task", by_id(tasks("03")))
+def test_an_answer_among_others_hears_what_it_hears_alone(task):
+    """Lesson 03 has answers that raise, hang, mismatch and leave early; test_together.py has one of
+    each kind.
+    """
+    notebook, cases = trying.master("03"), draw(task)
+    sources = {wrong.name: wrong.source for wrong in trying.variants(task.id)}
+    sources |= dict(trying.right(task.id))
+    answers = [trying.define(task, notebook, source) for source in sources.values()]
+    together = judge_all(task, answers, cases)
+    for (name, source), heard in zip(sources.items(), together, strict=True):
+        alone = score(task, observe(task, trying.define(task, notebook, source), cases))
+        assert trying.words(heard) == trying.words(alone), name
+
+
+@pytest.mark.slow
+def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp_path):
+    """All of them in one kernel. `make test` runs nbval on solutions/, which is the green half."""
+    together = nbformat.v4.new_notebook(metadata=exercise("03").metadata)
+    for lesson in trying.lessons():
+        for cell in exercise(lesson).cells:
+            cell.id = f"{lesson}-{cell.id}"
+            together.cells.append(cell)
+    nbformat.write(together, tmp_path / "untouched.ipynb")
+    (ran,) = nbval(tmp_path).values()
+    code = [cell for cell in together.cells if cell.cell_type == "code"]
+    checks = {f"Cell {i}": find(of(c)) for i, c in enumerate(code) if role(c) == "check"}
+    assert {name for name, text in ran.items() if text} == checks.keys() and len(ran) == len(code)
+    assert sorted(task.id for task in checks.values()) == sorted(task.id for task in TASKS)
+    for name, task in checks.items():
+        said = f"{task.id} is not solved yet: {task.points} points, about {task.minutes} minutes. "
+        assert f'{said}Where to begin: check.hint("{task.id}")' in ran[name]
+        assert "Traceback (most recent" not in ran[name]
+
+
+@pytest.mark.slow
+def test_nbval_is_green_at_a_solved_exercise_that_never_ran(exercise, tmp_path):
+    """As a grader merges it: answers in the learner's copy, with the outputs that are there."""
+    solved, answers = exercise("08"), {cell.id: cell for cell in trying.master("08").cells}
+    for cell in solved.cells:
+        if role(cell) == "answer":
+            cell.source = answers[cell.id].source
+    nbformat.write(solved, tmp_path / "solved.ipynb")
+    (ran,) = nbval(tmp_path).values()
+    assert ran and not any(ran.values()), ran
+
+
+def nbval(folder: Path) -> dict[str, dict[str, str]]:
+    """{notebook: {"Cell 0": the message of its failure, or ""}} of all notebooks in `folder`."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
+    command += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=90", "--color=no"]
+    command += ["-c", os.devnull, "--rootdir", ".", "--junitxml=report.xml", "."]
+    command += ["-p", "ddpz_lite.course.cli.kernel"]  # beside other tests: kernels draw no ports
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=800)
+    report: dict[str, dict[str, str]] = {}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
+        failures = [element.text or "" for element in case if element.tag in ("failure", "error")]
+        report.setdefault(case.get("classname"), {})[case.get("name")] = "\n".join(failures)
+    return report
+
+
+# ---- the form of a master: what is wrong is said in one line ----
+
+
+@pytest.fixture
+def one_task(monkeypatch):
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
+
+
+def source(position, old, new):
+    def change(notebook):
+        cell = notebook.cells[position]
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
+
+    return change
+
+
+IN_A_CLASS = """class weighted_mean:
+    ### BEGIN SOLUTION
+    x = 1
+    ### END SOLUTION"""
+
+
+def as_words(notebook):
+    cell = notebook.cells[3]
+    words = nbformat.v4.new_markdown_cell(cell.source, id=cell.id, metadata=cell.metadata)
+    notebook.cells[3] = words
+
+
+SPOILS = [
+    ("line 3 begins has no '### END SOLUTION'", source(3, "    ### END SOLUTION", "")),
+    ("line 3 ends a solution that no line began", source(3, "BEGIN", "END")),
+    (
+        "begins a solution inside that of line 3",
+        source(3, "    parts = [", "    ### BEGIN SOLUTION\n    parts = ["),
+    ),
+    (
+        "is in no function: its stub stops the cell",
+        lambda n: n.cells[3].update(source=IN_A_CLASS),
+    ),
+    (
+        "there is no solution between",
+        lambda n: n.cells[3].update(source="def weighted_mean():\n    pass"),
+    ),
+    ("it is no Python any more", source(3, "(gradients", "((gradients")),
+    ("it does not define weighted_mean", source(3, "weighted_mean", "mean")),
+    ("marks of a solution, and it is not an answer", source(1, "import", "### BEGIN SOLUTION\n#")),
+    ("cell 'given' has no role", lambda n: n.cells[1].metadata.clear()),
+    ("cell 'weighted_mean-answer' has no role", lambda n: n.cells[3].metadata.clear()),
+    ("of a task '03.mean'", lambda n: n.cells[3].metadata.ddpz.update(task="03.mean")),
+    ("no essay of a task", lambda n: n.cells[2].metadata.ddpz.update(role="essay")),
+    ("its id must be 'weighted_mean-answer'", lambda n: n.cells[3].update(id="mine")),
+    ("a markdown cell cannot be the answer", as_words),
+    ("must be exactly check(", source(4, "weighted_mean)", "weighted_mean )")),
+    ("missing: 03.weighted_mean check", lambda n: n.cells.pop(4)),
+    ("not in the order of the tasks", lambda n: n.cells.insert(2, n.cells.pop(3))),
+    ("it says 4 points; the task has '5 points'", source(2, "5 points", "4 points")),
+    ("it says no minutes; the task has '10 minutes'", source(2, "10 minutes", "soon")),
+    ("begin with a heading", source(2, "## 1", "1")),
+    ("the first code cell must be given", source(1, "from ddpz_lite import check", "")),
+    ("metadata says 11 minutes", lambda n: n.metadata.ddpz.update(minutes=11)),
+    ("does not say '10 minutes'", source(0, "10 minutes", "a while")),
+    ("does not say the title of the metadata", source(0, "# Mean", "# Median")),
+    ("says exercise '04'", lambda n: n.metadata.ddpz.update(exercise="04")),
+    ("says exercise None", lambda n: n.metadata.clear()),
+]
+
+
+def test_a_small_master_has_the_form(one_task):
+    assert list(notebooks.complaints(small_course.master(), "03_mean")) == []
+
+
+@pytest.mark.parametrize(("complaint", "spoil"), SPOILS)
+def test_a_spoilt_master_is_refused_in_one_line(one_task, complaint, spoil, tmp_path):
+    notebook = small_course.master()
+    spoil(notebook)
+    path = tmp_path / "solutions" / "03_mean.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    with pytest.raises(notebooks.Malformed) as refused:
+        notebooks.make(path)
+    assert complaint in str(refused.value), str(refused.value)
+    assert str(refused.value).startswith("solutions/03_mean.ipynb: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path):
+    for text in ("", "{}", "[1]", "not json", '{"nbformat": 3, "worksheets": []}'):
+        path = tmp_path / "03_mean.ipynb"
+        path.write_text(text)
+        with pytest.raises(notebooks.Malformed, match=r"03_mean\.ipynb is not a notebook"):
+            notebooks.read(path)
+
+
+def test_two_solutions_in_one_cell_become_two_stubs():
+    mark = f"        {notebooks.BEGIN}\n        {notebooks.END}"
+    text = f"class A:\n    def a(self):\n{mark}\n\n    def b(self):\n        y = 1\n{mark}"
+    assert notebooks.stubbed(text) == (
+        "class A:\n    def a(self):\n        raise NotImplementedError\n\n"
+        "    def b(self):\n        y = 1\n        raise NotImplementedError"
+    )
+
+
+# ---- the two folders ----
+
+
+@pytest.fixture
+def course(one_task, tmp_path, monkeypatch):
+    """A course with one master, and the command at work in it."""
+    (tmp_path / "solutions").mkdir()
+    nbformat.write(small_course.master(), tmp_path / "solutions" / "03_mean.ipynb")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_writes_once_and_then_has_nothing_to_do(course, capsys):
+    assert main(["exercises", "--check"]) == 1
+    assert "exercises/03_mean.ipynb differs" in capsys.readouterr().out
+    assert not (course / "exercises").exists()
+    assert main(["exercises"]) == 0
+    assert "wrote exercises/03_mean.ipynb" in capsys.readouterr().out
+    assert main(["exercises", "--check"]) == 0 and main(["exercises"]) == 0
+    assert capsys.readouterr().out == "all are up to date\n" * 2
+
+
+def test_nbgrader_knows_the_cells(course):
+    main(["exercises"])
+    for folder in ("solutions", "exercises"):
+        notebook = notebooks.read(course / folder / "03_mean.ipynb")
+        known = {cell.id: cell.metadata.get("nbgrader") for cell in notebook.cells}
+        assert known["words"] is None
+        answer, judged = known["weighted_mean-answer"], known["weighted_mean-check"]
+        assert (answer["solution"], answer["locked"], answer["grade"]) == (True, False, False)
+        assert (judged["solution"], judged["locked"], judged["grade"]) == (False, True, True)
+        assert judged["points"] == 5 and judged["schema_version"] == 3
+        assert known["given"]["locked"] and not known["given"]["grade"]
+
+
+def test_work_in_an_exercise_is_not_overwritten(course, capsys):
+    main(["exercises"])
+    path = course / "exercises" / "03_mean.ipynb"
+    worked = path.read_text().replace(notebooks.STUB, "pass")
+    path.write_text(worked)
+    assert main(["exercises"]) == 2
+    assert "holds answers (03.weighted_mean), which would be lost" in capsys.readouterr().err
+    assert path.read_text() == worked
+
+
+def test_a_bad_master_does_not_keep_the_others_from_being_written(course, capsys):
+    bad = small_course.master()
+    bad.cells.pop()
+    nbformat.write(bad, course / "solutions" / "03_bad.ipynb")
+    (course / "exercises").mkdir()
+    (course / "exercises" / "03_old.ipynb").write_text("{}")
+    assert main(["exercises"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert "wrote exercises/03_mean.ipynb" in out
+    assert "solutions/03_bad.ipynb: missing: 03.weighted_mean check" in out
+    assert "exercises/03_old.ipynb has no master in solutions/" in out
+
+
+def test_a_folder_without_masters_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ddpz_lite.course.cli.shared.CHECKOUT", tmp_path)
+    assert main(["exercises"]) == 2
+    assert "no notebook in solutions/" in capsys.readouterr().err
+
+
+# ---- ddpz check ----
+
+
+RAN = (  # (what the check cell printed, the error in it, the error in the answer cell), the line
+    (("03.weighted_mean   5 of 5 points\n  pass  x\n", None, None), " 5 of  5  solved"),
+    (
+        ("03.weighted_mean   3 of 5 points\n  FAIL  calls:\n", "CheckFailed: 3 of 5", None),
+        " 3 of  5  not yet: calls",
+    ),
+    (("", "NotAttempted: not solved", None), " 0 of  5  not attempted"),
+    (("", "NameError: no x", "SyntaxError: bad\nline 3"), " 0 of  5  SyntaxError: bad"),
+    (("", "KeyboardInterrupt: ", None), " 0 of  5  stopped: it did not end in time"),
+    (("", None, None), " 0 of  5  the kernel died"),
+    (("03.forged   5 of 5 points\n", None, None), " 0 of  5  the kernel died"),
+)
+
+
+@pytest.mark.parametrize(("ran", "line"), RAN)
+def test_the_line_of_a_task_says_what_became_of_it(ran, line):
+    printed, failed, spoilt = ran
+    notebook = small_course.master()
+    answer, judged = notebook.cells[3:]
+    if printed:
+        judged.outputs.append(nbformat.v4.new_output("stream", name="stdout", text=printed))
+    for cell, error in ((judged, failed), (answer, spoilt)):
+        if error:
+            name, value = error.split(": ", 1)
+            cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=value))
+    task = find("03.weighted_mean")
+    lines = command_check.table([command_check._line(task, notebook, "the kernel died")])
+    assert lines.splitlines()[0] == f"03.weighted_mean  {line}"
+    assert ("a hint" in lines) == ("solved" not in line)
+
+
+def test_the_table_in_a_terminal_has_colour():
+    task = find("03.weighted_mean")
+    lines = [command_check.Line(task, 5, "solved"), command_check.Line(task, 1, "not yet: both")]
+    text = command_check.table(lines)
+    shown = command_check.coloured(text)
+    assert command_check.ANSI.sub("", shown) == text
+    assert "\x1b[1;32msolved\x1b[0m\n" in shown and "\x1b[1;31mnot yet\x1b[0m: both" in shown
+
+
+def test_a_notebook_without_its_check_cell_is_told_so():
+    notebook = small_course.master()
+    notebook.cells.pop()
+    line = command_check._line(find("03.weighted_mean"), notebook, "")
+    assert line.points == 0 and "its check cell is missing" in line.says
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "complaint"),
+    [
+        ([], ["47"], "lesson '47' has no exercises; these have: 01, 02, 03"),
+        ([], ["03"], "no notebook 03_*.ipynb in"),
+        (["03_a.ipynb", "03_b.ipynb"], ["03"], "more than one notebook for 03"),
+        (["03_a.ipynb"], ["03"], "03_a.ipynb is not a notebook of version 4"),
+    ],
+)
+def test_check_says_what_it_cannot_run(files, words, complaint, tmp_path, capsys):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    assert main(["check", *words, "--dir", str(tmp_path)]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+# The limit of a cell leaves a check its time on a busy machine, so a cell without end takes long.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "first", ["x = 1", pytest.param("while True:\n    pass", marks=pytest.mark.extra, id="no end")]
+)
+def test_check_runs_the_notebook_and_goes_on_after_a_cell(first, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command_check, "tasks", lambda lesson: [find("03.weighted_mean")])
+    path = tmp_path / "03_mine.ipynb"
+    solved = small_course.master()
+    solved.cells.insert(1, nbformat.v4.new_code_cell(first))
+    nbformat.write(solved, path)
+    before = path.read_bytes()
+    limit = "30" if "while" in first else "300"
+    words = ["check", "03", "--dir", str(tmp_path), "--timeout", limit]
+    assert main(words) == 0
+    assert capsys.readouterr().out == (
+        "03.weighted_mean   5 of  5  solved\nsum                5 of  5\n"
+    )
+    assert path.read_bytes() == before
+    assert Progress.load().of("03.weighted_mean").points == 5
+
+
+# ---- ddpz progress ----
+
+
+def test_progress_is_friendly_when_nothing_is_solved(capsys):
+    assert main(["progress"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing is solved yet: ")
+
+
+def test_progress_shows_bar_points_hints_and_the_sum(capsys):
+    progress = Progress.load()
+    mark = progress.of("03.weighted_mean")
+    mark.points, mark.out_of, mark.tries, mark.hints = 3, 5, 2, 1
+    progress.save()
+    assert main(["progress"]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
+    assert rows["sum"].split()[2:4] == ["3", "of"]
+    assert rows["0"].startswith("0 of ")
+
+
+def test_progress_can_be_reset_as_a_whole_or_by_lesson(capsys):
+    progress = Progress.load()
+    for task in ("02.ring", "03.weighted_mean", "03.same_start"):
+        progress.of(task).points = 5
+    progress.save()
+    assert main(["progress", "--reset", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Forgot 2 tasks. As it was before: ")
+    before = Progress.load(Path(said.partition("before: ")[2].strip()))
+    assert set(before.marks) == {"02.ring", "03.weighted_mean", "03.same_start"}
+    assert set(Progress.load().marks) == {"02.ring"}
+    assert main(["progress", "--reset", "47"]) == 2
+    assert "lesson '47' has no exercises" in capsys.readouterr().err
+    assert main(["progress", "--reset"]) == 0 and not Progress.load().marks
+    assert main(["progress", "--reset"]) == 0
+    assert capsys.readouterr().out.endswith("There is nothing to forget.\n")
+
+
+def test_a_solution_that_runs_in_its_own_folder_is_nobodys_progress(monkeypatch, tmp_path):
+    verdict = Verdict("03.weighted_mean", "ok", (Finding("right", 5, 5, "pass"),))
+    for folder, points in (("solutions", 0), ("my/exercises", 5)):
+        (tmp_path / folder).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        keep(verdict)
+        assert Progress.load().of("03.weighted_mean").points == points
+
+
+def test_progress_that_is_not_ours_is_left_alone(tmp_path, capsys):
+    file = tmp_path / "home" / "progress.json"
+    file.parent.mkdir()
+    file.write_text("[]")
+    assert main(["progress"]) == 2
+    assert "Move it away" in capsys.readouterr().err and file.read_text() == "[]"

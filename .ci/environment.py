@@ -28,6 +28,9 @@ EXTRAS = ("lab", "book", "test")
 OLDEST, NEWEST = (3, 11), (3, 14)  # what the locked torch has builds for
 UV = "uv==0.13.8"
 GB_NEEDED = {"cpu": 3, "cuda": 12}  # torch's CUDA libraries are most of the second
+# What a first installation downloads, measured on Linux with torch 2.13: the CPU build of torch is
+# 190 MB of it; a CUDA build and its libraries are about 3 GB more.
+MB_TO_DOWNLOAD = {"lab": 300, "all": 400}
 CUDA_LIBRARIES = ("nvidia-", "cuda-", "triton")  # torch names its own; the lock leaves them out
 
 # JupyterLab asks every new user about news from the network; a course needs no such question.
@@ -160,6 +163,14 @@ def report_build(torch):
     say(f"torch {version}, build {build}{note}")
 
 
+def to_download(torch, extras):
+    """What the user is about to wait for, in a sentence."""
+    if torch != "cpu":
+        return "downloads several GB, most of it torch's CUDA libraries"
+    megabytes = MB_TO_DOWNLOAD["lab" if set(extras) == {"lab"} else "all"]
+    return f"downloads up to {megabytes} MB, 190 of it torch; later calls start at once"
+
+
 def make_environment(torch=None, extras=EXTRAS):
     """Bring .venv to what lock, Python and `torch` ask for; `None` keeps torch's build.
 
@@ -181,7 +192,7 @@ def make_environment(torch=None, extras=EXTRAS):
         made = run(sys.executable, "-m", "venv", "--clear", VENV, quiet=True, text=True)
         if made.returncode != 0:
             stop(f".venv could not be made: {made.stdout.strip().splitlines()[-1]}", "make clean")
-    say(f"installing for {', '.join(extras)} (the first time takes minutes)")
+    say(f"installing for {', '.join(extras)}: {to_download(torch, extras)}")
     install(torch, extras, changed=stamp.get("torch", torch) != torch)
     report_build(torch)
     fonts = "import matplotlib.font_manager"  # it lists the machine's fonts once, which takes time

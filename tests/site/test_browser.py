@@ -47,7 +47,7 @@ STDERR = '[data-mime-type="application/vnd.jupyter.stderr"]'  # how JupyterLab s
 REACTION = 240_000  # milliseconds for a widget to answer through the kernel
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rest,
     pytest.mark.timeout(2 * START + LESSON_RUN + 60),
     pytest.mark.skipif(
         BROWSER is None, reason="no Chromium on this machine (on Debian: apt install chromium)"

@@ -41,7 +41,7 @@ def every_stage() -> dict[tuple[str, str, int], tuple[float, float, bool]]:
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.rest)])
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_half_precision_at_every_stage(world):
     for found in dz.launch(every_stage, world, record=False):
         for (case, kind, stage), (far, near, masters) in found.items():

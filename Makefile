@@ -1,4 +1,4 @@
-# ddpz-lite: `make lab` opens the course, `make test` tests all of it. Needs Python 3.11+ with venv.
+# ddpz-lite: `make lab` opens the course, `make test` tests it. Needs Python 3.11+ with venv.
 # Options:  PYTHON=python3.13 (which Python makes .venv)   TORCH=cuda (torch's build; the default is cpu)
 #           WORKERS=4 (processes that run tests)            ARGS=... (more words for pytest, jupyter lab, ddpz)
 
@@ -11,17 +11,18 @@ DRY ?=
 # The environment's own commands come first, so that `!ddpz doctor` works in a notebook.
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 RUN := $(IN_VENV) .venv/bin/python -m
-NOTEBOOKS := $(wildcard lessons solutions)
 # JupyterLab refuses to start as root unless told so; in a container root is often the only user.
 LAB_AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # nbval runs the notebooks cell by cell, in the kernel of .venv and no other.
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=240 --nbval-kernel-startup-timeout=240 --color=no
+TESTS := tests $(wildcard lessons solutions)
+PYTEST = $(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL)
 export JUPYTER_PREFER_ENV_PATH = 1
 # A run of the tests starts thousands of processes; each would compile the library for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab copies test test-all test-quick gpu lessons exercises course book lint lock clean
+.PHONY: help setup lab copies test test-rest test-all gpu lessons exercises course book lint lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -42,14 +43,14 @@ copies:  ## your own copies of lessons and exercises in my/: make them, or bring
 	$(call environment,--for lab)
 	@$(IN_VENV) ddpz copies
 
-test: setup  ## the tests and all notebooks
-	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) -m "not extra" $(ARGS) tests $(NOTEBOOKS)
+test: setup  ## the tests and the lessons up to ZeRO-3: at most 8 minutes on two cores
+	$(PYTEST) -m "not rest and not extra" $(ARGS) $(TESTS)
 
-test-all: setup  ## what only repeats with other numbers, too: weekly, and before a release
-	$(RUN) pytest -n $(WORKERS) --dist loadscope $(NBVAL) $(ARGS) tests $(NOTEBOOKS)
+test-rest: setup  ## the other tests and lessons, and a browser
+	$(PYTEST) -m "rest and not extra" $(ARGS) $(TESTS)
 
-test-quick: setup  ## the quick tests, less than three minutes
-	$(RUN) pytest -n $(WORKERS) --dist loadscope -m "not slow and not extra" $(ARGS) tests
+test-all: setup  ## both, and what repeats with other numbers: weekly, and before a release
+	$(PYTEST) $(ARGS) $(TESTS)
 
 # Installs nothing: the Python that was named, or .venv's, or the one at hand.
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))

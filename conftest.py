@@ -7,6 +7,7 @@ ended is waited for until the cell's deadline. For `lessons/` and `solutions/` n
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import tempfile
@@ -21,11 +22,24 @@ from ddpz_lite.wire import callsite
 pytest_plugins = ["ddpz_lite.course.cli.kernel"]  # kernels draw no ports
 
 OURS = ("lessons", "solutions")
-SOLUTION = "08"  # the one whose notebook `make test` runs: its checks take no time
+SPINE = ("00_", "01_", "02_", "03_", "05_", "08_", "09_", "10_", "11_")  # the way to ZeRO-3
+SOLUTION = "08_"  # the one whose notebook `make test-rest` runs: its checks take no time
 # Tags and comments by which a notebook tells nbval to look away.
 EXCUSES = ("skip", "check_exception")
 OUTPUT = 60  # seconds for what a cell has shown to arrive after its end; nbval's 5 are a stall
 LIVENESS = 0.5  # seconds between two looks at whether the kernel still lives
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--answers-seed",
+        default=datetime.date.today().isoformat(),
+        help="draws the wrong answers that `make test` tries; by default the date of today",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"wrong answers drawn with --answers-seed={config.getoption('--answers-seed')}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,16 +60,20 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)  # before -m is obeyed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cells of the solutions are `extra`, but for one notebook.
+    """Mark the cells of the notebooks that `make test` leaves out.
 
-    A solution runs once: `tests/check/test_exercises.py` judges the master's answers among the
-    others, and runs the remaining cells of all masters, which the exercises have too, in a kernel.
-    That a check in a kernel hands its cell's answer to the judge is the same for every task; one
-    on ranks is in the notebook that `ddpz check` runs there.
+    Of the solutions all but one notebook are `extra`, because their answers run elsewhere:
+    `tests/check/test_exercises.py` judges them, and it runs the remaining cells of all solutions,
+    which the exercises have too, in a kernel. How a check in a kernel reaches its judge does not
+    depend on the task; a check on ranks is in the notebook that the test of `ddpz check` runs.
     """
     for item in items:
-        if folder_of(item) == "solutions" and not item.path.name.startswith(SOLUTION):
-            item.add_marker(pytest.mark.extra)
+        folder, name = folder_of(item), Path(item.path).name
+        if folder == "lessons" and not name.startswith(SPINE):
+            item.add_marker(pytest.mark.rest)
+        elif folder == "solutions":
+            one = name.startswith(SOLUTION)
+            item.add_marker(pytest.mark.rest if one else pytest.mark.extra)
 
 
 def folder_of(item: pytest.Item) -> str | None:

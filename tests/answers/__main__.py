@@ -25,13 +25,16 @@ def main(words: list[str]) -> int:
 
 def table(task) -> int:
     """Print the rows of one task; how many are bad."""
-    tried = trying.tried(task)
-    bad = row(task, "solution", tried.solution, "" if tried.solution.solved else "is not solved")
-    for wrong in trying.variants(task.id):
-        verdict = tried.wrong[wrong.name]
-        bad += row(task, wrong.name, verdict, trying.missed(task, wrong, verdict))
-    for name, verdict in tried.right.items():
-        bad += row(task, f"right: {name}", verdict, "" if verdict.solved else "was refused")
+    tried, bad = trying.tried(task, frozenset(trying.every(task))), 0
+    wrong_ones = {wrong.name: wrong for wrong in trying.variants(task.id)}
+    for kind, name in [trying.SOLUTION, *(key for key in tried if key != trying.SOLUTION)]:
+        verdict = tried[kind, name]
+        if kind == "wrong":
+            bad += row(task, name, verdict, trying.missed(task, wrong_ones[name], verdict))
+        else:
+            words = "is not solved" if kind == "solution" else "was refused"
+            label = kind if kind == "solution" else f"right: {name}"
+            bad += row(task, label, verdict, "" if verdict.solved else words)
     return bad
 
 

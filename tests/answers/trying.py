@@ -7,7 +7,6 @@ import importlib
 import linecache
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,36 +56,35 @@ def define(task: Task, notebook: nbformat.NotebookNode, source: str | None = Non
     return run(cells)[task.answer]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What became of a task's solution, and of its wrong and right answers by name."""
+# An answer to a task: its kind ("wrong", "right" or "solution") and its name.
+SOLUTION = ("solution", "")
 
-    solution: Verdict
-    wrong: dict[str, Verdict]
-    right: dict[str, Verdict]
+
+def every(task: Task) -> list[tuple[str, str]]:
+    """All answers to a task."""
+    wrong = [("wrong", one.name) for one in variants(task.id)]
+    return [*wrong, *(("right", name) for name, _ in right(task.id)), SOLUTION]
 
 
 @functools.cache
-def tried(task: Task) -> Tried:
-    """All answers to a task, run together; a wrong one until it has heard its sentence."""
+def tried(task: Task, chosen: frozenset[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+    """The chosen answers to a task, run together; a wrong one until it has heard its sentence."""
     notebook = master(task.lesson)
-    wrong_ones = variants(task.id)
-    sources = {("wrong", wrong.name): wrong.source for wrong in wrong_ones}
-    sources |= {("right", name): source for name, source in right(task.id)}
-    answers = [define(task, notebook, source) for source in (*sources.values(), None)]
+    wrong_ones = {("wrong", one.name): one for one in variants(task.id)}
+    sources = {key: one.source for key, one in wrong_ones.items()}
+    sources |= {("right", name): source for name, source in right(task.id)} | {SOLUTION: None}
+    names = [key for key in every(task) if key in chosen]
 
     def heard(number: int, judging: Judging) -> bool:
-        if number >= len(wrong_ones):
+        wrong, failed = wrong_ones.get(names[number]), judging.failed()
+        if wrong is None:
             return False
-        wrong, failed = wrong_ones[number], judging.failed()
         said = " ".join(failed.values())
         return lost(task, wrong) <= failed.keys() and wrong.says in said
 
-    *verdicts, solution = judge_all(task, answers, draw(task), enough=heard)
-    by_kind: dict[str, dict[str, Verdict]] = {"wrong": {}, "right": {}}
-    for (kind, name), verdict in zip(sources, verdicts, strict=True):
-        by_kind[kind][name] = verdict
-    return Tried(solution, by_kind["wrong"], by_kind["right"])
+    answers = [define(task, notebook, sources[key]) for key in names]
+    verdicts = judge_all(task, answers, draw(task), enough=heard)
+    return dict(zip(names, verdicts, strict=True))
 
 
 def run(cells: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -55,7 +55,6 @@ def run(root, *words):
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.slow
 def test_new_writes_its_files_and_refuses_to_write_them_again(copy):
     assert "18" not in json.loads((copy / "lessons/plan.json").read_text())["planned"]
     texts = {name: (copy / name).read_text() for name in NEW}
@@ -64,7 +63,7 @@ def test_new_writes_its_files_and_refuses_to_write_them_again(copy):
     assert {name: (copy / name).read_text() for name in NEW} == texts
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_author_lists_what_a_skeleton_lacks_and_nothing_else(copy):
     done = run(copy, "author", "18")
     assert done.returncode == 1, done.stderr
@@ -85,7 +84,7 @@ def test_author_lists_what_a_skeleton_lacks_and_nothing_else(copy):
     assert done.stdout.splitlines()[-1] == f"{len(lines)} things to do"
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_the_task_of_a_skeleton_works_at_once(copy):
     """Its solution is right, its wrong answers hear their sentences, its right ones are right."""
     env = {**os.environ, "PYTHONPATH": str(copy)}

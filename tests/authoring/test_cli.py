@@ -157,6 +157,7 @@ def test_doctor_says_what_the_machine_is_without_its_paths(report):
         assert path not in report.stdout
 
 
+@pytest.mark.rest
 def test_doctor_with_three_ranks(capsys):
     assert main(["doctor", "--ranks", "3"]) == 0
     assert "1 + 2 + 3 = 6 on every rank" in capsys.readouterr().out.splitlines()[-1]
@@ -317,6 +318,7 @@ def test_lessons_runs_in_the_python_that_was_asked(make_notebook, tmp_path):
     assert nbformat.read(path, as_version=4).cells[0].outputs[0].text.strip() == sys.prefix
 
 
+@pytest.mark.rest
 def test_a_failing_lesson_is_named_and_the_others_run(make_notebook, tmp_path, capsys):
     path = make_notebook("00_bad", "x = 1", "x / 0  # on purpose", "x = 3")
     make_notebook("01_good", "1 + 1")

@@ -14,6 +14,8 @@ import pytest
 from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.cli import export, main
 
+pytestmark = pytest.mark.rest
+
 CHOSEN = ("00", "08", "10")  # tasks of 10 may use a job of lesson 05
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -140,7 +142,6 @@ def test_its_makefile_works(copy):
     assert "ddpz check 08" in make("-n", "check", "EXERCISE=08")[1]
 
 
-@pytest.mark.slow
 def test_a_check_finds_an_exercise_there(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(copy)
     monkeypatch.setenv("PYTHONPATH", str(copy))  # the kernel's library is the copy's

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 CELL_DEADLINE = 200  # seconds; a dead kernel must be noticed long before
 

@@ -142,7 +142,6 @@ def test_a_value_is_explained_by_the_mistake_that_gives_it():
     assert explain_number(float("nan"), 2, "It", {}) == "It is nan, which is wrong."
 
 
-@pytest.mark.slow
 def test_nobody_keeps_what_a_rank_has_let_go():
     """The launcher's heartbeat looks at the rank's frames, and must not keep their locals."""
 
@@ -164,7 +163,6 @@ def test_nobody_keeps_what_a_rank_has_let_go():
     assert launch(rank, 1)[0] == [0] * 10
 
 
-@pytest.mark.slow
 def test_an_error_of_torchs_own_is_not_the_stub():
     task = find("03.weighted_mean")
     case = Case("1 rank", [{"gradients": [torch.ones(3)], "samples": 1}])

@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from pathlib import Path
 
 import nbformat
@@ -32,6 +34,10 @@ from ddpz_lite.course.cli import check as command_check
 from ddpz_lite.course.cli import main
 
 command = importlib.import_module("ddpz_lite.course.check.cell")  # `check` is the function, too
+# `make test` tries all answers to the tasks of these lessons: collectives, the lesson whose answers
+# end a job in every way (raised, stuck, mismatched, left early), and a strategy. Of the others it
+# tries the solutions and a tenth of the wrong answers.
+COMPLETE = ("02", "03", "10")
 TASKS = [task for lesson in trying.lessons() for task in tasks(lesson)]
 
 
@@ -166,25 +172,41 @@ def test_a_verdict_has_colour_where_somebody_reads_it(
 class OfLesson:
     """One class per lesson, so that pytest-xdist may run lessons side by side.
 
-    All answers to a task have run by the time the first is looked at: see `trying.tried`.
+    All answers to a task that this run of pytest tests have run by the time the first is looked
+    at: see `trying.tried`.
     """
 
     lesson = ""
 
-    @pytest.mark.slow
-    def test_solution_gets_full_points(self, task):
-        verdict = trying.tried(task).solution
+    def test_solution_gets_full_points(self, task, tried):
+        verdict = tried(task)[trying.SOLUTION]
         assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
 
-    @pytest.mark.slow
-    def test_wrong_answer_hears_its_own_sentence(self, task, wrong):
-        assert not trying.missed(task, wrong, trying.tried(task).wrong[wrong.name])
+    def test_wrong_answer_hears_its_own_sentence(self, task, wrong, tried):
+        assert not trying.missed(task, wrong, tried(task)["wrong", wrong.name])
 
-    @pytest.mark.slow
-    def test_right_answer_in_another_style_gets_full_points(self, task, right):
+    def test_right_answer_in_another_style_gets_full_points(self, task, right, tried):
         """A good student must never be told that a right answer is wrong."""
-        verdict = trying.tried(task).right[right]
+        verdict = tried(task)["right", right]
         assert verdict.solved and verdict.points == task.points, trying.sentences(verdict)
+
+
+@pytest.fixture(scope="session")
+def tried(request):
+    """The verdicts on a task's answers, of those that this run of pytest tests."""
+    chosen = defaultdict(set)
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and hasattr(item.cls, "lesson"):
+            given = item.callspec.params
+            chosen[given["task"].id].add(answer_in(given))
+    return lambda task: trying.tried(task, frozenset(chosen[task.id]))
+
+
+def answer_in(given) -> tuple[str, str]:
+    """The answer that a test's parameters name, as `trying` does."""
+    if "wrong" in given:
+        return "wrong", given["wrong"].name
+    return ("right", given["right"]) if "right" in given else trying.SOLUTION
 
 
 for _lesson in trying.lessons():
@@ -200,18 +222,36 @@ def pytest_generate_tests(metafunc):
     own = [task for task in TASKS if task.lesson == lesson]
     if "wrong" in metafunc.fixturenames:
         cases = [(t, w, w.name) for t in own for w in trying.variants(t.id)]
-        named = "wrong"
+        named, tenth = "wrong", drawn(metafunc.config.getoption("--answers-seed"))
     elif "right" in metafunc.fixturenames:
         cases = [(t, name, name) for t in own for name, _ in trying.right(t.id)]
-        named = "right"
+        named, tenth = "right", set()
     else:
         metafunc.parametrize("task", by_id(own))
         return
-    values = [pytest.param(task, value, id=f"{task.id}-{name}") for task, value, name in cases]
+    values = [
+        pytest.param(
+            task,
+            value,
+            id=f"{task.id}-{name}",
+            marks=() if lesson in COMPLETE or (task.id, name) in tenth else pytest.mark.rest,
+        )
+        for task, value, name in cases
+    ]
     metafunc.parametrize(("task", named), values)
 
 
-@pytest.mark.slow
+def drawn(seed: str) -> set[tuple[str, str]]:
+    """A tenth of the wrong answers to the tasks of the other lessons, by task and name."""
+    others = [
+        (task.id, wrong.name)
+        for task in TASKS
+        if task.lesson not in COMPLETE
+        for wrong in trying.variants(task.id)
+    ]
+    return set(random.Random(seed).sample(others, len(others) // 10))
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize("task", by_id(tasks("03")))
 def test_an_answer_among_others_hears_what_it_hears_alone(task):
@@ -228,7 +268,6 @@ def test_an_answer_among_others_hears_what_it_hears_alone(task):
         assert trying.words(heard) == trying.words(alone), name
 
 
-@pytest.mark.slow
 def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp_path):
     """All of them in one kernel. `make test` runs nbval on solutions/, which is the green half."""
     together = nbformat.v4.new_notebook(metadata=exercise("03").metadata)
@@ -248,7 +287,7 @@ def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp
         assert "Traceback (most recent" not in ran[name]
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_nbval_is_green_at_a_solved_exercise_that_never_ran(exercise, tmp_path):
     """As a grader merges it: answers in the learner's copy, with the outputs that are there."""
     solved, answers = exercise("08"), {cell.id: cell for cell in trying.master("08").cells}
@@ -509,7 +548,7 @@ def test_check_says_what_it_cannot_run(files, words, complaint, tmp_path, capsys
 
 
 # The limit of a cell leaves a check its time on a busy machine, so a cell without end takes long.
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "first", ["x = 1", pytest.param("while True:\n    pass", marks=pytest.mark.extra, id="no end")]
 )

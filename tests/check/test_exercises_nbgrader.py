@@ -28,7 +28,7 @@ NBGRADER = os.environ.get("DDPZ_NBGRADER") or shutil.which("nbgrader")
 LESSON = "03"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rest,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         NBGRADER is None,

@@ -8,6 +8,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytestmark = pytest.mark.rest
+
 SETUP = """
 import importlib, os, sys
 import torch, torch.distributed as dist

@@ -8,6 +8,8 @@ from answers import trying
 from ddpz_lite.course.check import mutants
 from ddpz_lite.course.check.task import find
 
+pytestmark = pytest.mark.rest
+
 KILLED = 0.95  # of the mutants that are no right answers
 
 ANSWER = '''
@@ -51,7 +53,6 @@ def test_a_docstring_and_a_mark_of_a_call_without_wait_make_no_mutant():
     assert not any("Words" in mutant.name and "dropped" in mutant.name for mutant in made)
 
 
-@pytest.mark.slow
 def test_survivors_tells_killed_from_alive_and_lists_what_is_no_mistake(monkeypatch):
     monkeypatch.setattr(mutants, "SECONDS", 60.0)  # none of these runs for ever
     task = find("09.shard_owners")
@@ -74,7 +75,6 @@ def test_survivors_tells_killed_from_alive_and_lists_what_is_no_mistake(monkeypa
     assert f"{toll.made} made" in str(toll) and "listed as equivalent, and is not" in str(toll)
 
 
-@pytest.mark.slow
 @pytest.mark.extra
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("lesson", trying.lessons())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from answers import trying
 
@@ -15,8 +14,6 @@ from ddpz_lite.course.check.run import judge_all, observe
 from ddpz_lite.course.check.score import Judging, score
 from ddpz_lite.course.check.task import Case, Criterion, Observed, find
 from ddpz_lite.course.check.together import observe_together
-
-pytestmark = pytest.mark.slow
 
 WORLD = 2
 GIVEN = "import os, sys, time, torch\nimport torch.distributed as dist\n"

@@ -92,6 +92,7 @@ def halves(path: str) -> list:
     return out
 
 
+@pytest.mark.rest
 def test_groups_of_ranks_save_each_their_own(tmp_path):
     run = dz.launch(halves, 4, args=(str(tmp_path),), record=False)
     for rank, found in enumerate(run):

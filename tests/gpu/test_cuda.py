@@ -18,6 +18,8 @@ from ddpz_lite.course.bench import gpu
 from ddpz_lite.meter import MemoryTimeline, memory
 from ddpz_lite.model import GPT, MLP, GPTConfig, next_token_loss
 
+pytestmark = pytest.mark.rest
+
 GPUS = torch.cuda.device_count()
 CONFIG = GPTConfig(vocab_size=19, context=6, layers=2, heads=2, width=10)
 # A stage and its options, and how far from plain torch it may end: fp32 rounding, or bf16's.

@@ -17,6 +17,8 @@ from ddpz_lite.course.cli import gpu
 from ddpz_lite.course.cli.gpu import Part, Report
 from ddpz_lite.launcher import RankFailed
 
+pytestmark = pytest.mark.rest
+
 # ---- the report, of made-up measurements
 
 STEP = Figure("A step on 1 rank", "ZeRO-2", {"ms": 50.25, "ratio": 1.004}, 1.01)
@@ -99,7 +101,6 @@ def test_memory_is_the_rank_farthest_from_the_formula(monkeypatch):
     assert [figure.values["formula, MB"] * 1e6 for figure in others] == [1536, 1280, 1024]
 
 
-@pytest.mark.slow
 def test_make_gpu_is_rehearsed_without_a_gpu(root, tmp_path):
     make = ["make", "gpu", "DRY=1", f"PYTHON={sys.executable}"]
     words = f"ARGS=--only plain lessons solutions --out {tmp_path}"
@@ -115,7 +116,6 @@ def test_make_gpu_is_rehearsed_without_a_gpu(root, tmp_path):
     assert (tmp_path / "dry.md").read_text().count("| ZeRO-3 |") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.extra  # a pytest inside pytest: seconds to import torch once more
 def test_the_tests_marked_gpu_are_found_and_their_skips_named():
     part = gpu.command("tests", "tests marked gpu", gpu.PYTEST, gpu.FOR_TESTS)
@@ -124,7 +124,6 @@ def test_the_tests_marked_gpu_are_found_and_their_skips_named():
         assert part.outcome == "left out" and "needs an NVIDIA GPU" in part.output
 
 
-@pytest.mark.slow
 def test_what_is_left_of_the_rehearsal_runs():
     """The last pair of peers, the last memory, and bf16: on 2 ranks, 2 and 1 without a GPU."""
     kinds = {kind: measure for kind, _, measure in measuring.measurements(measuring.TINY, 0)}
@@ -136,7 +135,6 @@ def test_what_is_left_of_the_rehearsal_runs():
             assert all(list(figure.values.values())[-1] is None for figure in figures)
 
 
-@pytest.mark.slow
 def test_notebooks_are_executed_by_number_and_one_that_fails_is_named(
     make_notebook, tmp_path, monkeypatch
 ):

@@ -31,6 +31,8 @@ from ddpz_lite.course.grader.sandbox.frames import frame
 from ddpz_lite.course.grader.sandbox.leash import Leash
 from ddpz_lite.wire import Network, Record, Span
 
+pytestmark = pytest.mark.rest
+
 SANDBOXED = probe().ok
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -148,15 +150,9 @@ model(torch.ones(4, 4) * (r + 1)).sum().backward()
 out += [p.grad.to_local() for p in model.parameters()]
 """,
 }
-QUICK = ("reductions", "messages")
 EXTRA = pytest.mark.extra
-RUNS = [
-    pytest.param(name, world, marks=() if world == 3 and name in QUICK else pytest.mark.slow)
-    for name in PROGRAMS
-    for world in (1, 2, 3)
-] + [
-    pytest.param(name, 4, marks=(pytest.mark.slow, *([] if "torch" in name else [EXTRA])))
-    for name in PROGRAMS
+RUNS = [(name, world) for name in PROGRAMS for world in (1, 2, 3)] + [
+    pytest.param(name, 4, marks=() if "torch" in name else EXTRA) for name in PROGRAMS
 ]
 
 
@@ -217,7 +213,6 @@ SOLUTIONS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", SOLUTIONS)
 def test_every_solution_has_all_points(path):
     before = []

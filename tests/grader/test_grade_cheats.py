@@ -17,7 +17,7 @@ from ddpz_lite.course.grader.exercise import Pristine, pristine
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rest,
     pytest.mark.skipif(not probe().ok, reason="no sandbox can be had here"),
 ]
 

@@ -268,7 +268,7 @@ def test_names_that_a_terminal_cannot_write_stop_nothing(class_of, no_ranks, cou
     assert set(rows(course / "out")) == {"李小龙"}
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_class_gets_the_points_that_its_answers_are_worth(class_of, course):
     """Real ranks, and the same points in a second run that grades anew with the same seed."""
     wrong = {w.name: w.source for w in trying.variants("03.weighted_mean")}
@@ -312,7 +312,7 @@ def test_every_command_of_the_manual_exists(manual):
         assert _parser().parse_args(words.split()).command
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_the_manual_s_own_judge_judges(manual, class_of, course):
     (course / "judges").mkdir()
     (text,) = re.findall(r"```python\n(.*?)```", manual, re.S)

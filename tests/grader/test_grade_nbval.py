@@ -34,6 +34,8 @@ from ddpz_lite.course.grader.sandbox.notebook import NoReport
 from ddpz_lite.course.grader.sandbox.syscalls import AF_NETLINK
 from ddpz_lite.course.grader.submission import Submission
 
+pytestmark = pytest.mark.rest
+
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
 TASK = find("03.weighted_mean")
@@ -250,7 +252,6 @@ def run(exercise, grounds):
 TELL = "\ndef weighted_mean(): pass\ndef check(*_): raise RuntimeError(f'found {found}')\n"
 
 
-@pytest.mark.slow
 @sandboxed
 def test_what_it_sees_and_reaches(run, course, monkeypatch, class_of):
     """This package, judges too, and its own loopback; no secret, nobody else, nothing outside."""
@@ -377,7 +378,6 @@ while True:
 """
 
 
-@pytest.mark.slow
 @sandboxed
 def test_an_interrupt_ends_a_run_and_all_that_it_started(run, monkeypatch):
     monkeypatch.setattr(notebook_run, "NOTEBOOK", replace(limits.NOTEBOOK, processes=64))
@@ -398,7 +398,6 @@ def test_an_interrupt_ends_a_run_and_all_that_it_started(run, monkeypatch):
     assert descriptors() == fds
 
 
-@pytest.mark.slow
 @pytest.mark.extra  # three notebooks under nbval; what it sees and reaches is tested above by one
 @sandboxed
 def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):

@@ -28,6 +28,8 @@ from ddpz_lite.course.grader.sandbox import walls
 from ddpz_lite.course.grader.sandbox.frames import Inbox, Refused, clean, frame
 from ddpz_lite.course.grader.sandbox.usage import memory
 
+pytestmark = pytest.mark.rest
+
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
 PACKAGE = Path(ddpz_lite.__file__).parent

@@ -79,7 +79,6 @@ def test_only_memory_of_its_own_in_whole_huge_pages_is_touched():
             assert end <= first or last <= start
 
 
-@pytest.mark.slow
 @needs_huge_pages
 def test_the_fork_server_compacts_itself_while_nobody_is_waiting():
     dz.launch(os.getpid, 1)

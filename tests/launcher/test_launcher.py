@@ -360,7 +360,6 @@ def test_progress_of_all_ranks_is_one_bar(monkeypatch):
         assert [entry[2] for entry in mine] == sorted(entry[2] for entry in mine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launches", [8, pytest.param(64, marks=pytest.mark.extra)])
 def test_many_launches_leave_nothing_behind(launches, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

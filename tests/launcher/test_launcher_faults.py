@@ -317,6 +317,7 @@ def shares_a_core():
         pass
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no cores to choose here")
 def test_time_that_others_take_from_a_rank_is_not_counted():
     """Eight loops on its core stretch half a second of work to four, and the limit is two."""

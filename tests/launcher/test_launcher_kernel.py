@@ -253,7 +253,7 @@ print([list(dz.launch(total, 3, args=(VALUE,))) for _ in range(2)])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_two_kernels_at_once_do_not_disturb_each_other(notebook, kernel):
     kernels = [notebook, kernel]
     sent = [k.send(MANY.replace("VALUE", str(value))) for value, k in enumerate(kernels, 1)]

@@ -617,7 +617,6 @@ def test_each_widget_leaves_a_still_form_and_then_itself(shown):
         assert alive["text/html"].strip() and alive["text/plain"].strip()
 
 
-@pytest.mark.slow
 def test_in_a_kernel_and_exported(make_notebook):
     """A stored notebook shows the still forms in exported HTML, and no warning or error."""
     import nbformat

@@ -58,7 +58,6 @@ def train(stage, half, batch):
     return params, timeline.peak
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.extra)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
@@ -72,7 +71,6 @@ def test_the_peak_is_that_of_a_measured_step(world, stage, half):
     assert job.total() == pytest.approx(peak, rel=0.15)  # it varies with what is in flight
 
 
-@pytest.mark.slow
 def test_the_gradients_in_fp32_for_a_moment():
     """Stage 0 in mixed precision: 20 bytes per parameter when activations are nothing."""
     params, peak = dz.launch(train, 1, args=(0, torch.bfloat16, 1))[0]

@@ -182,7 +182,7 @@ def build(folder: Path, to: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-pytestmark = pytest.mark.timeout(1800)  # the site takes 40 s of processor time
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(1800)]  # the site takes 40 s of processor time
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,6 @@ def stored_pictures(notebook: Path) -> int:
     return sum("".join(data.get("text/html", [])).count("<img") for data in shown)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_notebook_is_a_page_with_its_number_and_its_pictures(site, notebook):
     page = site[f"{notebook.parent.name}/{notebook.stem}.html"]
@@ -215,7 +214,6 @@ def test_a_notebook_is_a_page_with_its_number_and_its_pictures(site, notebook):
     ) == stored_pictures(notebook)
 
 
-@pytest.mark.slow
 def test_every_link_and_anchor_leads_somewhere(site):
     broken, followed = [], 0
     for name, page in site.items():
@@ -234,7 +232,6 @@ def test_every_link_and_anchor_leads_somewhere(site):
     assert followed > 1000
 
 
-@pytest.mark.slow
 def test_nothing_that_a_page_needs_is_elsewhere(site):
     missing = []
     for name, page in site.items():
@@ -253,14 +250,12 @@ def test_nothing_that_a_page_needs_is_elsewhere(site):
         assert not re.search(r"@import|url\([\"']?(?:https?:)?//", style.read_text()), style.name
 
 
-@pytest.mark.slow
 def test_every_picture_has_a_text(site):
     pictures = [(name, alt) for name, page in site.items() for alt in page.alts]
     assert len(pictures) > 50
     assert [(name, alt) for name, alt in pictures if not alt or len(alt.strip()) < 15] == []
 
 
-@pytest.mark.slow
 def test_every_public_name_has_its_place_and_its_source(site):
     assert {
         f"ddpz_lite.{name}" for name in dz.__all__ if name not in ("data", "meter", "show")
@@ -268,7 +263,6 @@ def test_every_public_name_has_its_place_and_its_source(site):
     assert "_modules/ddpz_lite/strategies/zero3.html#ZeRO3" in site["api.html"].links
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(machine.browser() is None, reason="no Chromium on this machine")
 def test_a_browser_asks_nobody_else_and_has_no_complaint(site):
     from playwright.sync_api import sync_playwright
@@ -338,7 +332,6 @@ def search_leads_to(page, site, words: str, name: str, results: str = "#search-r
     page.locator(f"{results} li a[href*='{name}']").first.wait_for(timeout=240_000)
 
 
-@pytest.mark.slow
 def test_the_home_shows_what_this_is_and_each_page_leads_on(site):
     home, install = site["index.html"], site["install.html"]
     text = home.path.read_text(encoding="utf-8")
@@ -360,7 +353,6 @@ def home_of_two_notebooks() -> str:
     return "# Home\n\n" + "\n\n".join(lists).replace("\ninstall\n", "\n")
 
 
-@pytest.mark.slow
 def test_a_broken_link_stops_the_build(tmp_path):
     book = shutil.copytree(BOOK, tmp_path / "book", ignore=shutil.ignore_patterns("__pycache__"))
     (book / "api.rst").write_text("The library\n===========\n")

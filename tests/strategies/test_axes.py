@@ -133,13 +133,12 @@ def check(shape: tuple[int, int, int], stages: tuple[int, ...], folder: Path) ->
         torch.testing.assert_close(exported, dict(weights), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_eight_ranks_train_as_one_process(tmp_path):
     check((2, 2, 2), (1,), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize("shape", [(2, 2, 1), pytest.param((2, 1, 2), marks=pytest.mark.rest)])
 def test_zero_along_data_with_one_other_axis(shape, tmp_path):
     check(shape, STAGES, tmp_path)
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import ddpz_lite as dz
 
+pytestmark = pytest.mark.rest
+
 WAYS = ("blocks", "blocks before", "torch.compile", "model.compile")
 
 
@@ -75,7 +77,6 @@ def compile_all(ways: list[str], stages: list[int], backend: str) -> dict[tuple[
 EVERY, EXTRA = [0, 1, 2, 3], pytest.mark.extra
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ways", "stages", "backend", "record"),
     [

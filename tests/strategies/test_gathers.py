@@ -218,7 +218,6 @@ def second_copy() -> dict[str, object]:
     return out
 
 
-@pytest.mark.slow
 def test_a_second_copy_changes_no_result_and_is_kept_until_backward():
     for out in dz.launch(second_copy, 4, record=False):
         gaps = {name: out.pop(name) for name in ("gpt", "awkward", "checkpointed", "mesh")}
@@ -266,7 +265,6 @@ def peer(n: int) -> float:
     return distance(train(case, ADAMW, 3, reshard_after_forward=n)[0], theirs)
 
 
-@pytest.mark.slow
 def test_equals_fsdp2_with_the_same_number():
     assert max(dz.launch(peer, 4, args=(2,), record=False)) < 1e-5
 
@@ -290,7 +288,6 @@ def gathers_of(case: str, ours: bool) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ours", [True, False])
 def test_recomputation_finds_its_unit_whole_and_gathers_no_third_time(ours):
     """Backward gathers a unit when the gradient of its output is there, before it is recomputed."""

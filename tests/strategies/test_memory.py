@@ -20,8 +20,6 @@ from ddpz_lite.model import MLP
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.placement import MIXED, zero_memory
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def fake_world(request):
@@ -42,7 +40,11 @@ def model_and_loss():
 
 @pytest.mark.parametrize(
     "fake_world",
-    [1, 2, 3, 8, *(pytest.param(world, marks=pytest.mark.extra) for world in (4, 5, 6, 7))],
+    [
+        *(2, 3),
+        *(pytest.param(world, marks=pytest.mark.rest) for world in (1, 8)),
+        *(pytest.param(world, marks=pytest.mark.extra) for world in (4, 5, 6, 7)),
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

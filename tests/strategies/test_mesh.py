@@ -65,7 +65,6 @@ def parity() -> dict[tuple, float]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [4, pytest.param(8, marks=pytest.mark.extra)])
 def test_every_pair_of_rows_equals_one_process(world):
     for found in dz.launch(parity, world, record=False, timeout=200):
@@ -128,7 +127,6 @@ def fake_world(request) -> Iterator[tuple[int, int]]:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fake_world", [(2, 4), (4, 2), (1, 3)], indirect=True)
 @pytest.mark.parametrize("stage", ROWS)
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
@@ -191,7 +189,6 @@ def traffic(stage, shape: tuple[int, int], *args, **options) -> tuple[dict[str, 
     return run[0], far, sum(r.bytes_sent for r in step) - far
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ROWS)
 @pytest.mark.parametrize("micro_batches", [1, pytest.param(3, marks=pytest.mark.extra)])
 @pytest.mark.parametrize("shape", [(2, 2), pytest.param((2, 3), marks=pytest.mark.extra)])
@@ -353,7 +350,7 @@ def loaded(path: str, stages: list) -> list[tuple[dict[str, torch.Tensor], torch
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_saved_on_a_mesh_and_loaded_elsewhere(tmp_path):
     [first, *_] = dz.launch(saved, 4, args=(str(tmp_path / "a"),), record=False)
     after = first.pop("next")

@@ -53,10 +53,7 @@ def adds_in_the_same_order(recipe: str, stage: int, world: int) -> bool:
     return stage > 0 or world <= 2  # the ranks of an all-reduce add in another order from three on
 
 
-SLOW, EXTRA = pytest.mark.slow, pytest.mark.extra
-
-
-@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=SLOW), pytest.param(4, marks=EXTRA)])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.extra)])
 def test_every_stage_equals_one_process(world):
     for rank, found in enumerate(dz.launch(compare_all, world, record=False, timeout=110)):
         far = {key: d for key, (d, _) in found.items() if not d < CLOSE}

@@ -13,8 +13,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import ddpz_lite as dz
 
-pytestmark = pytest.mark.slow
-
 ADAMW = Recipe(torch.optim.AdamW, (("lr", 0.01),), steps=3)
 PAIRS = {0: "DDP", 1: "ZeroRedundancyOptimizer", 2: "FSDP2 kept", 3: "FSDP2"}
 

@@ -41,7 +41,6 @@ def every_stage() -> dict[tuple[str, str, int], tuple[float, float, bool]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_half_precision_at_every_stage(world):
     for found in dz.launch(every_stage, world, record=False):
@@ -68,7 +67,6 @@ def batch_statistics() -> dict[tuple[str, int], tuple[float, float, set]]:
     return found
 
 
-@pytest.mark.slow
 def test_batch_statistics_stay_fp32_at_every_stage():
     for found in dz.launch(batch_statistics, 2, record=False):
         for key, (far, near, dtypes) in found.items():

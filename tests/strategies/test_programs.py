@@ -125,7 +125,6 @@ def seeds() -> range:
     return range(int(first or 0), int(stop))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0 if "PROGRAMS" in os.environ else 300)
 @pytest.mark.parametrize("world", WORLDS)
 def test_random_programs(world):

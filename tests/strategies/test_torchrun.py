@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = """
 import os, sys, torch
 import torch.distributed as dist
@@ -44,7 +46,6 @@ if dist.is_initialized():
 
 
 # Each process imports torch for itself. Between 2 and 3 ranks: test_checkpoint.py, and weekly here.
-@pytest.mark.slow
 @pytest.mark.parametrize("changing", [(2, 1), pytest.param((2, 3), marks=pytest.mark.extra)])
 def test_torchrun_goes_on_where_another_world_stopped(changing, tmp_path, root):
     (tmp_path / "train.py").write_text(SCRIPT)

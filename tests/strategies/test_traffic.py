@@ -14,8 +14,6 @@ import ddpz_lite as dz
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.placement import elements_moved
 
-pytestmark = pytest.mark.slow
-
 
 def one_step(stage: int, micro_batches: int, no_sync: bool, options: dict) -> dict[str, int]:
     """Two steps, the second between two marks in the ledger: sends of one float64 element."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import ddpz_lite as dz
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 STAGES = (0, 1, 2, 3)
 STEPS = 3

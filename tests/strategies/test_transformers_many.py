@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import ddpz_lite as dz
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 WORLD, STEPS, STAGES = 2, 2, (0, 1, 2, 3)
 ADAMW = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-4}

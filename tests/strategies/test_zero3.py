@@ -89,7 +89,6 @@ def options_do_not_change_results() -> dict[str, float]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.extra)])
 def test_options_do_not_change_results(world):
     for found in dz.launch(options_do_not_change_results, world, record=False):

@@ -198,7 +198,6 @@ def elsewhere() -> dict[str, str]:
     return {name: wrong for name, wrong in said.items() if wrong}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.extra)])
 def test_what_is_used_elsewhere_is_whole_there(world):
     assert list(dz.launch(elsewhere, world, record=False, timeout=200)) == [{}] * world

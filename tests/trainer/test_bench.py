@@ -10,6 +10,8 @@ from ddpz_lite.course import cli
 from ddpz_lite.course.bench import felt, growth, steps
 from ddpz_lite.course.cli import machine
 
+pytestmark = pytest.mark.rest
+
 TINY = steps.Workload(steps.about(5e4, context=8), batch=2, rounds=2, warmup=1)
 
 
@@ -19,7 +21,6 @@ def test_a_size_asked_for_is_about_what_one_gets(millions):
     assert workload.num_params == pytest.approx(1e6 * millions, rel=0.35)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "model"),
     [
@@ -89,13 +90,11 @@ def of_one_row(of, rows) -> tuple[float, ...]:
     return row
 
 
-@pytest.mark.slow
 def test_what_grows_is_measured_at_each_size():
     assert of_one_row("parameters", growth.parameters([0.1]))[0] < 0.5
     assert of_one_row("records", growth.records([20]))[0] == 20
 
 
-@pytest.mark.slow
 @pytest.mark.extra  # fresh processes, each with its own import of torch
 def test_ranks_and_submissions_are_measured_at_each_size(root):
     (solution,) = (root / "solutions").glob("08_*.ipynb")
@@ -113,7 +112,6 @@ def test_targets_are_lines_beside_what_was_measured(monkeypatch, capsys):
     assert lines[2] == ["1", "above", "their", "targets"]
 
 
-@pytest.mark.slow
 @pytest.mark.extra  # each measurement once, as `ddpz bench --targets` makes it
 @pytest.mark.timeout(600)
 def test_what_a_target_measures_runs(monkeypatch, tmp_path, root):

@@ -16,6 +16,8 @@ from torch import nn
 
 import ddpz_lite as dz
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = Path(__file__).with_name("survivors_ranks.py")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +68,6 @@ def same(a: Any, b: Any) -> bool:
 WHOLE = [name for name, case in CASES.items() if case.victims and "stage" not in case.options]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_rest_end_with_what_fewer_ranks_from_that_step_give(left, name):
     case, here = CASES[name], left[name]
@@ -96,7 +97,6 @@ def test_the_rest_end_with_what_fewer_ranks_from_that_step_give(left, name):
             assert same(here[rank][key], value), (rank, key)
 
 
-@pytest.mark.slow
 def test_state_that_is_lost_is_refused_with_the_cure(left):
     for name in ("stage 1", "stage 2", "stage 3", "hybrid"):
         assert list(left[name]) == list(range(CASES[name].world - 1))
@@ -105,7 +105,6 @@ def test_state_that_is_lost_is_refused_with_the_cure(left):
             assert "Fix: start the ranks that are left anew and load_chec" in of_rank["error"]
 
 
-@pytest.mark.slow
 def test_who_comes_too_late_is_told(left):
     assert left["late"][0]["members"] == left["late"][1]["members"] == [0, 1]
     assert "rank 2 came too late: ranks [0, 1] have gone on" in left["late"][2]["error"]

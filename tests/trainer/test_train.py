@@ -246,7 +246,6 @@ def killed_while_saving(recipe: Recipe, victim: int, share: float) -> None:
     train(recipe)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("background", "moments"),
     [(False, 3), (True, 3), pytest.param(False, 8, marks=pytest.mark.extra)],
@@ -280,7 +279,6 @@ def test_a_kill_during_a_save_leaves_a_checkpoint_to_go_on_from(
 # ---- saved in the background ----
 
 
-@pytest.mark.slow
 def test_saved_in_the_background_and_resumed_bit_for_bit(tmp_path, text):
     recipe = tiny(text, steps=12, save_every=3, dropout=0.1, lr=0.01, checkpoint=str(tmp_path))
     recipe = replace(recipe, save_in_background=True)

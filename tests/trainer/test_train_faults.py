@@ -101,7 +101,6 @@ def test_twenty_kills_under_torchrun_change_nothing(tmp_path):
     assert_same(state(recipe, killed / "runs" / last), state(recipe, whole / "runs" / last))
 
 
-@pytest.mark.slow
 def test_the_command_itself_under_torchrun(tmp_path, capsys):
     """`torchrun -m ddpz_lite train` does what `ddpz train` does, word for word, bit for bit."""
     recipe = recipe_of(tmp_path, steps=6, stage=2, report=1, validate=3, sample=30)

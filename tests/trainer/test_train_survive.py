@@ -26,6 +26,8 @@ from ddpz_lite.trainer.loop import Run, train
 from ddpz_lite.trainer.recipe import Recipe, flag_of
 from ddpz_lite.trainer.survivors import Survivors
 
+pytestmark = pytest.mark.rest
+
 WORLD, STEPS, HIT = 3, 8, 4  # the step in which a rank is lost
 # An epoch of 61 windows ends in step 6: 12 at once for three ranks, 8 for two.
 TINY = {"context": 16, "layers": 1, "heads": 2, "width": 8, "batch": 2, "accumulate": 2}
@@ -114,7 +116,6 @@ def doomed(recipe: Recipe, store: str, place: str, victim: int, folder: str) -> 
     return train(recipe, team) | {"members": team.members}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_the_rest_go_on_as_two_ranks_would_from_there(recipe, undisturbed, tmp_path, place):
     victim, boundary = PLACES[place]

@@ -25,6 +25,8 @@ from ddpz_lite.strategies.placement import elements_moved
 from ddpz_lite.trainer.loop import train
 from ddpz_lite.trainer.recipe import Recipe
 
+pytestmark = pytest.mark.rest
+
 NODE = "deploy/node.sh"
 RANK = Path(__file__).with_name("ranks_of_two_hosts.py")
 DEADLINE = 400.0  # seconds
@@ -45,7 +47,6 @@ def undisturbed(recipe: Recipe) -> None:
 
 
 # A minute by nature. In every `make test` lesson 16 kills one of two nodes without a cable.
-@pytest.mark.slow
 @pytest.mark.extra
 @needs_hosts
 def test_a_host_dies_and_what_is_left_ends_as_if_it_had_not(tmp_path):
@@ -90,7 +91,6 @@ def test_what_crosses_the_cable_is_what_the_formula_says():
     assert (sent[22] - sent[2]) / 20 == pytest.approx(bytes_of_a_step, rel=0.08)  # and headers
 
 
-@pytest.mark.slow
 @needs_hosts
 def test_who_waits_says_where_and_for_how_many():
     with two_hosts() as hosts:

@@ -13,6 +13,8 @@ import pytest
 
 from ddpz_lite.course.check import notebooks
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "import os; print('rank', *(os.environ[n] for n in ('RANK', 'GROUP_RANK', 'WORLD_SIZE')))"
 

@@ -62,7 +62,6 @@ def timed(ops: tuple[str, ...], sizes: tuple[int, ...]) -> dict:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.extra)])
-@pytest.mark.slow
 def test_every_operation_takes_what_the_model_says(size):
     ops = ("send", "exchange", "all_reduce", "async", "future", "broadcast")
     ops = ops if size == 2 else ops[1:]

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 import ddpz_lite as dz
 from ddpz_lite.wire import ledger
 
-pytestmark = pytest.mark.slow
-
 FAST = dz.Network(latency=2e-4, bandwidth=1e9)
 
 

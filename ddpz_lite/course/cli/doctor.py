@@ -151,7 +151,7 @@ def cures() -> list[str]:
         advice.append(f"close programs: lessons are at ease with {COMFORT_BYTES / GB:.0f} GB free")
     if machine.browser() is None:
         advice.append(
-            "Chromium, and make test drives the notebooks in it: sudo apt install chromium"
+            "Chromium, and make test-rest drives the notebooks in it: sudo apt install chromium"
         )
     sandbox = machine.sandbox()
     if not sandbox.works:

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.files import sha256, sync, write
 from ddpz_lite.strategies.comm import Comm
 
@@ -57,7 +57,7 @@ def saving(root: Path, shapes: dict[str, list[int]], comm: Comm) -> Iterator[Pat
     try:
         ranks = comm.gather_objects(dist.get_rank() if dist.is_initialized() else 0)
         begin = (lambda: _begin(root, ranks, lock)) if index(comm) == 0 else (lambda: ("", None))
-        name, before = comm.gather_objects(together(comm, begin))[0]
+        name, before = comm.gather_objects(on_all_ranks(comm, begin))[0]
         folder = root / name
         try:
             yield folder
@@ -110,8 +110,8 @@ def _complete(folder: Path, shapes: dict[str, list[int]], comm: Comm) -> None:
     """Write the manifest of a folder that all ranks have filled, and let it count."""
     comm.gather_objects(None)  # all files are there
     files = sorted(path.name for path in folder.iterdir())
-    mine = files[index(comm) :: comm.size]
-    sums = comm.gather_objects(together(comm, lambda: {n: sha256(folder / n) for n in mine}))
+    local = files[index(comm) :: comm.size]
+    sums = comm.gather_objects(on_all_ranks(comm, lambda: {n: sha256(folder / n) for n in local}))
 
     def publish() -> None:
         manifest = {"world": comm.size, "shapes": shapes}
@@ -125,7 +125,7 @@ def _complete(folder: Path, shapes: dict[str, list[int]], comm: Comm) -> None:
         os.replace(root / "CURRENT.new", root / "CURRENT")
         sync(root)
 
-    together(comm, publish if index(comm) == 0 else lambda: None)
+    on_all_ranks(comm, publish if index(comm) == 0 else lambda: None)
 
 
 def _give_up(folder: Path) -> None:
@@ -142,12 +142,12 @@ def claim(path: Path, ranks: list[int]) -> None:
     """
     if not dist.is_initialized():
         return
-    mine = ", ".join(map(str, sorted(ranks)))
+    local = ", ".join(map(str, sorted(ranks)))
     store = dist.distributed_c10d._get_default_store()
-    first = store.compare_set(f"ddpz saves to {_key(path)}", "", mine).decode()
-    if first != mine:
+    first = store.compare_set(f"ddpz saves to {_key(path)}", "", local).decode()
+    if first != local:
         raise RuntimeError(
-            f"{path}: ranks {first} of this job save here, and ranks {mine} hold another model. "
+            f"{path}: ranks {first} of this job save here, and ranks {local} hold another model. "
             "Fix: a path for each group of ranks."
         )
 
@@ -189,10 +189,10 @@ def reading(root: Path, comm: Comm) -> Iterator[tuple[Path, dict[str, Any]]]:
     lock: list[int] = []
     try:
         find = (lambda: _find(root, lock)) if index(comm) == 0 else (lambda: None)
-        name, manifest = comm.gather_objects(together(comm, find))[0]
+        name, manifest = comm.gather_objects(on_all_ranks(comm, find))[0]
         folder = root / name
-        mine = sorted(manifest["sha256"])[index(comm) :: comm.size]
-        together(comm, lambda: verify(folder, {n: manifest["sha256"][n] for n in mine}))
+        local = sorted(manifest["sha256"])[index(comm) :: comm.size]
+        on_all_ranks(comm, lambda: verify(folder, {n: manifest["sha256"][n] for n in local}))
         yield folder, manifest
         if index(comm) == 0:
             _last[_key(root)] = name

@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.folder import claim, index
 from ddpz_lite.checkpoint.parts import (
     check_shapes,
     comm_of,
     flats_of,
-    held_by,
+    local_parameters,
     of_all_stages,
     plain,
     refresh,
@@ -55,7 +55,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises ValueError for names or shapes that are not the model's.
     """
-    held, comm = held_by(model), comm_of(model)
+    held, comm = local_parameters(model), comm_of(model)
     current = plain(model).state_dict(keep_vars=True)
     shapes = {id(h.key): h.shape for h in held.values()}
     wanted = {n: shapes.get(id(v), list(v.shape)) for n, v in current.items()}
@@ -107,4 +107,4 @@ def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
             if new.exists():
                 new.unlink()
 
-    together(comm, write if index(comm) == 0 else lambda: None)  # there when any rank returns
+    on_all_ranks(comm, write if index(comm) == 0 else lambda: None)  # there when any rank returns

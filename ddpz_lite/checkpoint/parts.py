@@ -87,7 +87,7 @@ class Part:
 
 
 @dataclass
-class Held:
+class LocalParameter:
     """One parameter, as this rank has it."""
 
     key: nn.Parameter  # what the optimizer knows it by
@@ -113,9 +113,11 @@ def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
     return comm
 
 
-def of_all_stages(comm: Comm, mine: Mapping[str, T]) -> dict[str, T]:
+def of_all_stages(comm: Comm, local: Mapping[str, T]) -> dict[str, T]:
     """A dict by parameter name with what the other stages of a pipeline have; all ranks call it."""
-    return {name: value for some in comm.gather_along("pipe", mine) for name, value in some.items()}
+    return {
+        name: value for some in comm.gather_along("pipe", local) for name, value in some.items()
+    }
 
 
 def sharded(model: nn.Module) -> nn.Module:
@@ -129,7 +131,9 @@ def plain(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, Replica) else model
 
 
-def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Held]:
+def local_parameters(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, LocalParameter]:
     """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
@@ -150,11 +154,11 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
         spans = [(start, tensor.numel())]
         if name in cuts:
             shape, spans = cuts[name].shape, cuts[name].spans(start, start + tensor.numel())
-        held[name] = Held(key, Part(tensor, spans, prod(shape)), list(shape))
+        held[name] = LocalParameter(key, Part(tensor, spans, prod(shape)), list(shape))
     return held
 
 
-def write_back(here: Held) -> None:
+def write_back(here: LocalParameter) -> None:
     if not here.key.is_contiguous():  # its part was a copy
         here.key.copy_(here.part.tensor.view(here.key.shape))
 

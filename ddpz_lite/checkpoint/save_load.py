@@ -28,16 +28,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.files import check_extra, pack, restore_rng, rng_state, write
 from ddpz_lite.checkpoint.folder import index, reading, saving
 from ddpz_lite.checkpoint.parts import (
-    Held,
+    LocalParameter,
     Part,
     check_shapes,
     comm_of,
     flats_of,
-    held_by,
+    local_parameters,
     of_all_stages,
     plain,
     refresh,
@@ -92,7 +92,7 @@ def content_of(
 ) -> Content:
     """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
     own = comm_of(model, optimizer)  # of this part of the model
-    held = held_by(model, optimizer)
+    held = local_parameters(model, optimizer)
     groups = of_all_stages(own, _group_options(model, optimizer))
     shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
 
@@ -105,13 +105,13 @@ def content_of(
         tensors = _tensors(model, optimizer, held, own.place)
         return Content(tensors, options, pack(rng_state()), shapes)
 
-    return together(comm, found)
+    return on_all_ranks(comm, found)
 
 
 def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
     """Write it to the folder `path`, all ranks of `comm` together."""
     with saving(Path(path), content.shapes, comm) as folder:
-        together(comm, lambda: _write(folder, content, comm))
+        on_all_ranks(comm, lambda: _write(folder, content, comm))
 
 
 def _write(folder: Path, content: Content, comm: Comm) -> None:
@@ -144,14 +144,14 @@ def load_checkpoint(
     own, root = comm_of(model, optimizer), Path(path)
     comm = own.everyone
     with reading(root, comm) as (folder, manifest):
-        held = held_by(model, optimizer)
+        held = local_parameters(model, optimizer)
         shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
-        together(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
-        saved = together(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
-        states = together(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
+        on_all_ranks(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
+        saved = on_all_ranks(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
+        states = on_all_ranks(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
         same_world = manifest["world"] == comm.size
         rng_file = folder / f"rng-{index(comm)}.pt"
-        rng = together(
+        rng = on_all_ranks(
             comm, lambda: torch.load(rng_file, weights_only=True) if same_world else None
         )
     if optimizer is not None:
@@ -194,7 +194,10 @@ def _tensor(value: Part | Tensor) -> Tensor:
 
 
 def _tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, held: dict[str, Held], rank: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    held: dict[str, LocalParameter],
+    rank: int,
 ) -> dict[str, Any]:
     """Everything of this rank by its key in the checkpoint; buffers are rank 0's."""
     tensors: dict[str, Any] = {f"parameter/{name}": here.part for name, here in held.items()}
@@ -243,7 +246,9 @@ def _dcp(call: Callable[..., None], comm: Comm) -> None:
 
 
 def _empty_state(
-    held: dict[str, Held], saved: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+    held: dict[str, LocalParameter],
+    saved: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, dict[str, Tensor]]:
     """Room for the optimizer's state of this rank's parts, as the checkpoint has it."""
     states: dict[str, dict[str, Tensor]] = {name: {} for name in held}
@@ -274,7 +279,7 @@ def _empty_state(
     return states
 
 
-def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
+def _is_cut(meta: TensorStorageMetadata, here: LocalParameter) -> bool:
     """Whether it was saved in parts, laid flat. Adafactor's means of rows and columns were not."""
     return meta.size == here.part.size()
 
@@ -282,7 +287,7 @@ def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
 def _load_tensors(
     folder: Path,
     model: nn.Module,
-    held: dict[str, Held],
+    held: dict[str, LocalParameter],
     optimizer: torch.optim.Optimizer | None,
     comm: Comm,
 ) -> dict[str, dict[str, Tensor]]:
@@ -326,7 +331,7 @@ def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
 
 def _names(model: nn.Module) -> dict[int, str]:
     """{id: name} of every parameter, and of its piece: ZeRO-3's modules show one or the other."""
-    pieces = {id(here.key): name for name, here in held_by(model).items()}
+    pieces = {id(here.key): name for name, here in local_parameters(model).items()}
     return pieces | {id(p): name for name, p in plain(model).named_parameters()}
 
 

@@ -46,10 +46,10 @@ def joined(
                 "Deal at least one to every rank."
             )
         batch = batch if fresh is None else fresh
-        mine = 0.0 if fresh is None else float(size(fresh))
-        sums = torch.tensor([mine, fresh is not None], dtype=torch.float64, device=device)  # (2,)
+        local = 0.0 if fresh is None else float(size(fresh))
+        sums = torch.tensor([local, fresh is not None], dtype=torch.float64, device=device)  # (2,)
         dist.all_reduce(sums, group=group)
         total, running = sums.tolist()
         if not running:
             return
-        yield batch, world * mine / total if mine else 0.0
+        yield batch, world * local / total if local else 0.0

@@ -1,11 +1,11 @@
 """What a run cost: bytes, calls, time and who was late, and arithmetic against the peak."""
 
 from ddpz_lite.meter.breakdown import Parts, Step, breakdown
-from ddpz_lite.meter.crossing import HostTraffic
-from ddpz_lite.meter.drift import checksums, drifted
 from ddpz_lite.meter.explain import explain
-from ddpz_lite.meter.held import KINDS, memory
-from ddpz_lite.meter.inside import records_in
+from ddpz_lite.meter.host_traffic import HostTraffic
+from ddpz_lite.meter.memory_use import KINDS, memory
+from ddpz_lite.meter.replicas import checksums, drifted
+from ddpz_lite.meter.span_records import records_in
 from ddpz_lite.meter.speed import (
     best_seconds,
     home,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpz_lite.meter.intervals import Stretch, length, minus, union, within
+from ddpz_lite.meter.intervals import Interval, length, minus, union, within
 
 if TYPE_CHECKING:
     from ddpz_lite.launcher.run import Run
@@ -89,8 +89,8 @@ def _steps(run: Run | Trace, rank: int, step: str, data: Collection[str]) -> lis
 def _parts(
     start: float,
     end: float,
-    working: list[Stretch],
-    loading: list[Stretch],
+    working: list[Interval],
+    loading: list[Interval],
     calls: list[Record],
 ) -> Parts:
     """The parts of one rank's time from `start` to `end`."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from ddpz_lite.meter.breakdown import breakdown
-from ddpz_lite.meter.intervals import Stretch, length, minus
-from ddpz_lite.meter.records import Call, Records, read_records
+from ddpz_lite.meter.calls import Call, Records, read_records
+from ddpz_lite.meter.intervals import Interval, length, minus
 from ddpz_lite.wire import Span
 from ddpz_lite.wire.trace import Trace
 
@@ -119,9 +119,9 @@ def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> 
     if call.peer is None:
         return {r for r in call.group if made.get((r, call.label), -1) < call.number} - {call.rank}
     other = "recv" if call.op == "send" else "send"
-    mine = [c for c in records.calls[call.rank] if (c.op, c.peer) == (call.op, call.peer)]
+    local = [c for c in records.calls[call.rank] if (c.op, c.peer) == (call.op, call.peer)]
     theirs = [c for c in records.calls.get(call.peer, []) if (c.op, c.peer) == (other, call.rank)]
-    place = next(i for i, c in enumerate(mine) if c is call)
+    place = next(i for i, c in enumerate(local) if c is call)
     return {call.peer} if place >= len(theirs) else set()
 
 
@@ -157,13 +157,13 @@ def _late(records: Records, rows: Rows) -> list[str]:
     for group, number in sorted(rows, key=lambda key: key[1]):
         start.setdefault(group, number)
     later = {key: row for key, row in rows.items() if key[1] > start[key[0]]}
-    cost: dict[int, list[Stretch]] = defaultdict(list)  # by rank: while the others stood waiting
+    cost: dict[int, list[Interval]] = defaultdict(list)  # by rank: while the others stood waiting
     for row in (later or rows).values():  # the first call of a group also waits for the start
         last = max(row.values(), key=lambda call: call.at)
         cost[last.rank].append((mean(c.at for c in row.values() if c is not last), last.at))
     if not cost:
         return []
-    sums = {rank: length(stretches) for rank, stretches in cost.items()}
+    sums = {rank: length(intervals) for rank, intervals in cost.items()}
     worst = max(sums, key=sums.__getitem__)
     calls = sum(map(len, cost.values()))
     words = (
@@ -204,10 +204,10 @@ def _why(trace: Trace, late: int, cost: float) -> list[str]:
     for record in trace.ledger:
         if record.waited:
             waits[record.rank].append(record.waited)
-    stretches = defaultdict(list)
+    intervals = defaultdict(list)
     for span in trace.spans:
-        stretches[span.name, span.rank].append((span.started, span.finished))
-    for (name, rank), some in stretches.items():
+        intervals[span.name, span.rank].append((span.started, span.finished))
+    for (name, rank), some in intervals.items():
         took[name][rank] = length(minus(some, waits[rank]))
     others = [rank for rank in range(trace.world_size) if rank != late]
     more = {name: by[late] - median(by[rank] for rank in others) for name, by in took.items()}

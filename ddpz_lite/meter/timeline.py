@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from ddpz_lite.meter.held import KINDS, state_tensors, storages
+from ddpz_lite.meter.memory_use import KINDS, state_tensors, storages
 
 TIMELINE_KINDS = (*KINDS, "activations", "temporary")
 

@@ -73,9 +73,9 @@ class Batches:
         """What is left of this epoch: all of it, or less after a resume."""
         indices = iter(self.sampler)
         while self.left > 0:
-            mine = list(islice(indices, self.batch))
+            local = list(islice(indices, self.batch))
             dealt = min(self.left, self.batch * self.sampler.world_size)
             self.left -= dealt
-            pairs = [self.windows[index] for index in mine or [0]]
+            pairs = [self.windows[index] for index in local or [0]]
             inputs, targets = (torch.stack(side) for side in zip(*pairs, strict=True))  # (B, T)
-            yield Batch(inputs.to(self.device), targets.to(self.device), len(mine), dealt)
+            yield Batch(inputs.to(self.device), targets.to(self.device), len(local), dealt)

@@ -278,10 +278,10 @@ def validation_loss(
     model.eval()
     batches = Batches(text, "validation", recipe, device, readers)
     some = list(islice(batches.epoch(), VALIDATION_BATCHES))
-    mine = sum(nats(model, batch).item() for batch in some)
+    local = sum(nats(model, batch).item() for batch in some)
     model.train()
     tokens = recipe.context * sum(batch.dealt for batch in some)
-    return sum(comm.gather_objects(mine)) / tokens
+    return sum(comm.gather_objects(local)) / tokens
 
 
 def write(recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device) -> str:

@@ -22,8 +22,8 @@ from ddpz_lite.data import Corpus
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.interval import best_interval
 from ddpz_lite.trainer.recipe import AUTO, Recipe
+from ddpz_lite.trainer.save_interval import best_interval
 
 HOUR = 3600.0  # seconds
 FIRST = 10  # steps until the first save where the interval is found out: it measures both

@@ -74,12 +74,12 @@ def halves(path: str) -> list:
     for stage, meshes in ((0, pairs), (3, pairs), (1, alone)):
         group = rank * len(meshes) // 4
         model, optimizer = trained(1.0 + group, stage, meshes[group])
-        mine = f"{path}/{stage}-{group}"
-        save_checkpoint(mine, model, optimizer, group=group)
-        save_safetensors(f"{mine}.safetensors", model)
+        local = f"{path}/{stage}-{group}"
+        save_checkpoint(local, model, optimizer, group=group)
+        save_safetensors(f"{local}.safetensors", model)
         other, second = trained(9.0, 3 - stage, meshes[group])
-        extra = load_checkpoint(mine, other, second)
-        ours = weight(other) == load_file(f"{mine}.safetensors")["weight"].mean() == 1.0 + group
+        extra = load_checkpoint(local, other, second)
+        ours = weight(other) == load_file(f"{local}.safetensors")["weight"].mean() == 1.0 + group
         out.append(ours and extra == {"group": group})
     model, optimizer = trained(rank // 2, 2, pairs[rank // 2])
     if rank < 2:
@@ -413,14 +413,14 @@ def test_two_jobs_do_not_save_to_one_folder(alone, monkeypatch):
 
 def test_nothing_is_removed_that_is_not_ours(alone):
     path, model, optimizer = alone
-    mine = [path / "0123456789abcdef0123456789abcdef", path / f"save-{'a' * 32}", path / "notes"]
-    for folder in mine:
+    local = [path / "0123456789abcdef0123456789abcdef", path / f"save-{'a' * 32}", path / "notes"]
+    for folder in local:
         folder.mkdir()
         (folder / "thesis.tex").write_text("\\end{document}")
     for _ in range(2):
         save_checkpoint(path, model, optimizer)
-    assert all((folder / "thesis.tex").exists() for folder in mine)
-    assert len(saves(path)) == 1 + len(mine)
+    assert all((folder / "thesis.tex").exists() for folder in local)
+    assert len(saves(path)) == 1 + len(local)
 
 
 # -- damage

@@ -83,7 +83,7 @@ def test_parts_of_real_steps_sum_to_them_and_waits_are_exposed(world):
 
 
 def test_stretches_against_a_grid():
-    """Random stretches of whole numbers, beside sets of unit cells."""
+    """Random intervals of whole numbers, beside sets of unit cells."""
     dice = random.Random(0)
     for _ in range(300):
         some, others = (

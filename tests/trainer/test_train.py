@@ -31,9 +31,9 @@ from ddpz_lite.course.cli import main
 from ddpz_lite.data import RankSampler, corpus
 from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.interval import best_interval
 from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
 from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
+from ddpz_lite.trainer.save_interval import best_interval
 from ddpz_lite.trainer.saving import TrainingError
 
 # 61 windows: 15 micro-batches of 2 ranks x 2 windows, then one with a single window for rank 0.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 KINDS = (FileNotFoundError, OSError, TypeError, ValueError)  # the first that fits is raised
 
 
-def together(comm: Comm, step: Callable[[], T]) -> T:
+def on_all_ranks(comm: Comm, step: Callable[[], T]) -> T:
     """What `step()` returns on this rank, once all ranks have taken it; every rank calls it.
 
     Raises on all ranks what the first of them raised, as FileNotFoundError, OSError, TypeError,

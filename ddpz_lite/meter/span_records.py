@@ -1,4 +1,4 @@
-"""What a rank called inside a stretch of its time: one step out of a whole run."""
+"""What a rank called inside a interval of its time: one step out of a whole run."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def records_in(run: Run, name: str | None = None, rank: int = 0) -> list[Record]
             'Fix: with dz.span("step"): around what is to be counted.'
         )
     span = max(spans, key=lambda one: one.started)
-    mine = (r for r in run.ledger if r.rank == rank)
-    return [r for r in mine if span.started <= r.started <= span.finished]
+    local = (r for r in run.ledger if r.rank == rank)
+    return [r for r in local if span.started <= r.started <= span.finished]

@@ -164,11 +164,11 @@ class TokenBudgetSampler(Sampler[list[int]]):
         However many ranks there are now; where fewer samples are left than ranks, some of the first
         come again. Raises ValueError when the state belongs to other samples or another order.
         """
-        for name, mine in self._about().items():
-            if state[name] != mine:
+        for name, local in self._about().items():
+            if state[name] != local:
                 raise ValueError(
                     f"TokenBudgetSampler: the state was saved with {name}={state[name]}, this "
-                    f"sampler has {name}={mine}. Build it with the same {name} to resume."
+                    f"sampler has {name}={local}. Build it with the same {name} to resume."
                 )
         self.epoch, planned = state["epoch"], state["left"]
         if planned and state["world_size"] != self.world_size:

@@ -32,9 +32,9 @@ def drifted(
     replicated: the shards of ZeRO-3 differ by nature. A name that a rank does not have counts as
     another value.
     """
-    mine = checksums(tensors)
+    local = checksums(tensors)
     found: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(found, mine, group)
+    dist.all_gather_object(found, local, group)
     odd: dict[str, tuple[int, ...]] = {}
     for name in dict.fromkeys(name for sums in found for name in sums):
         values = [sums.get(name) for sums in found]

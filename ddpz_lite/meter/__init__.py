@@ -1,4 +1,14 @@
-"""What a run cost: bytes, calls, time and who was late, and arithmetic against the peak."""
+"""Measure a run: bytes, calls, time, late ranks, and arithmetic against the peak.
+
+breakdown       where a step's time goes, with `intervals`
+explain         what a trace or flight records show, from the `calls` in them
+span_records    the records inside a span
+memory_use      bytes held by a model and its optimizer, by kind
+timeline        the same through a training step
+host_traffic    bytes copied between host and device
+replicas        replicas that differ, found by checksums
+speed           FLOPs against the peak, and seconds of collectives
+"""
 
 from ddpz_lite.meter.breakdown import Parts, Step, breakdown
 from ddpz_lite.meter.explain import explain

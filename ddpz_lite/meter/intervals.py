@@ -1,4 +1,4 @@
-"""Stretches of time as pairs (start, end): joined, cut, measured."""
+"""Intervals of time as pairs (start, end): union, difference, length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Stretches of time joined where they overlap, in order."""
+    """The union, as disjoint intervals in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -19,7 +19,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def minus(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """What the intervals have outside of the others, in order."""
+    """The parts of the intervals outside the others, in order."""
     left, cuts, first = [], union(others), 0
     for start, end in union(intervals):
         while first < len(cuts) and cuts[first][1] <= start:
@@ -40,10 +40,10 @@ def within(intervals: Iterable[Interval], start: float, end: float) -> list[Inte
 
 
 def gaps(intervals: Iterable[Interval], until: float) -> list[Interval]:
-    """What the intervals leave free between 0 and `until`."""
+    """The time between 0 and `until` outside the intervals."""
     return minus([(0, until)], intervals)
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds covered by intervals, overlaps counted once."""
+    """Seconds covered by the intervals; overlaps count once."""
     return sum(end - start for start, end in union(intervals))

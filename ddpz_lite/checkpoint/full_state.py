@@ -35,12 +35,12 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Every rank must call it and gets the result; one flat buffer is gathered at a time. On a mesh
     the parts of the model on other ranks are joined on the host.
     """
-    whole: dict[int, Tensor] = {}
+    full: dict[int, Tensor] = {}
     for flat in flats_of(model):
         for param, piece, value in zip(flat.params, flat.pieces, flat.gather_master(), strict=True):
-            whole[id(param)] = whole[id(piece)] = value.cpu()
+            full[id(param)] = full[id(piece)] = value.cpu()
     state = {
-        name: whole[id(value)].clone() if id(value) in whole else value.detach().cpu().clone()
+        name: full[id(value)].clone() if id(value) in full else value.detach().cpu().clone()
         for name, value in plain(model).state_dict(keep_vars=True).items()
     }
     comm, cuts = comm_of(model), cuts_of(plain(model))

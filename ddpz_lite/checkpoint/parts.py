@@ -105,7 +105,7 @@ def flats_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Comm:
     """The ranks that hold this model together: those it was sharded over, else the world.
 
-    Of a model on a mesh these hold one part of it together, and `comm.everyone` the whole.
+    Of a model on a mesh these hold one part of it together, and those of `comm.everyone` all of it.
     """
     owner = sharded(model) if isinstance(sharded(model), Replica) else optimizer
     comm = owner.comm if isinstance(owner, Replica | ShardedOptimizer) else Comm()
@@ -134,7 +134,7 @@ def plain(model: nn.Module) -> nn.Module:
 def local_parameters(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, LocalParameter]:
-    """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
+    """Every parameter by its plain name: a shard if it is flat, otherwise the full tensor."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
         flat.absorb()

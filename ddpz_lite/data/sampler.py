@@ -81,7 +81,7 @@ class RankSampler(Sampler[int]):
             self.epoch, self._consumed, self._start = epoch, 0, 0
 
     def __len__(self) -> int:
-        """Samples of this rank in a whole epoch."""
+        """Samples of this rank in a full epoch."""
         return self._share(self.length)
 
     def _share(self, count: int) -> int:

@@ -238,7 +238,7 @@ def _open_status_file(spec: JobSpec) -> Any:
         return None
     from ddpz_lite.wire import StatusFile
 
-    return StatusFile.open(os.path.join(spec.folder, "status"), spec.rank)
+    return StatusFile(os.path.join(spec.folder, "status"), spec.rank)
 
 
 def _run_function(spec: JobSpec, status_file: Any) -> bytes:

@@ -138,8 +138,7 @@ class Zygote:
     def prepare_more(self) -> Iterator[None]:
         """One step at a time while no request waits: import more, then compact the memory."""
         for module in PRELOAD_IDLE:
-            with contextlib.suppress(ImportError):  # this torch does not have it
-                importlib.import_module(module)
+            importlib.import_module(module)
             yield
         yield from huge_pages.compact()
         self.idle = None

@@ -73,7 +73,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     if not files:
         raise ValueError("explain: there is no file to read. Fix: name a trace, or flight records.")
     loaded = {file: _load(file) for file in files}
-    traces = [file for file, whole in loaded.items() if "traceEvents" in whole]
+    traces = [file for file, content in loaded.items() if "traceEvents" in content]
     if not traces:
         try:
             return _from_flight_records(loaded)
@@ -101,17 +101,17 @@ class _PlainData(pickle.Unpickler):
 def _load(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     try:
-        whole = _PlainData(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+        content = _PlainData(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
     except (ValueError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"explain: {file} is neither a trace nor a flight record: {error}"
         ) from error
-    if not isinstance(whole, dict) or not {"traceEvents", "entries"} & whole.keys():
+    if not isinstance(content, dict) or not {"traceEvents", "entries"} & content.keys():
         raise ValueError(
             f"explain: {file} is neither a trace nor a flight record. Fix: name what run.trace() "
             "or torch's flight recorder wrote."
         )
-    return whole
+    return content
 
 
 # -- a trace ---------------------------------------------------------------------------------------
@@ -143,33 +143,33 @@ def _from_trace(trace: Trace) -> Records:
 
 
 def _from_flight_records(loaded: dict[Path, dict[str, Any]]) -> Records:
-    by_rank = {_rank_of(file): whole for file, whole in loaded.items()}
+    by_rank = {_rank_of(file): content for file, content in loaded.items()}
     if len(by_rank) < len(loaded):
         raise ValueError("explain: two files are of one rank. Fix: name one dump per rank.")
     members: dict[str, set[int]] = defaultdict(
         set
     )  # NCCL records them; with gloo, the ranks that called
-    for rank, whole in by_rank.items():
-        for name, about in whole.get("pg_config", {}).items():
+    for rank, content in by_rank.items():
+        for name, about in content.get("pg_config", {}).items():
             members[name] |= {int(number) for number in re.findall(r"\d+", str(about["ranks"]))}
-        for entry in whole["entries"]:
+        for entry in content["entries"]:
             members[entry["process_group"][0]].add(rank)
     all_ranks = {rank for ranks in (by_rank, *members.values()) for rank in ranks}
     groups = {name: tuple(sorted(ranks)) for name, ranks in members.items()}
     groups |= {
         entry["process_group"][0]: tuple(sorted(all_ranks))
-        for whole in by_rank.values()
-        for entry in whole["entries"]
+        for content in by_rank.values()
+        for entry in content["entries"]
         if entry["process_group"][1] == "default_pg"
     }
     calls = {
         rank: [
             _call_of(rank, entry, groups[entry["process_group"][0]])
-            for entry in whole["entries"]
+            for entry in content["entries"]
             if not entry.get("is_p2p")
             or MESSAGE.search(entry["profiling_name"])  # not the end of a batch
         ]
-        for rank, whole in sorted(by_rank.items())
+        for rank, content in sorted(by_rank.items())
     }
     return Records("flight records", calls, tuple(sorted(all_ranks)))
 

@@ -235,8 +235,8 @@ def _exposed(trace: Trace, step: str, data: Collection[str]) -> Iterator[str]:
         {name: median(getattr(one.ranks[rank], name) for one in steps) for name in COLUMNS}
         for rank in range(trace.world_size)
     ]
-    exposed, whole = middle[ruler]["exposed"], sum(middle[ruler].values()) - middle[ruler]["hidden"]
-    share = f", {exposed / whole:.0%} of it" if whole else ""
+    exposed, total = middle[ruler]["exposed"], sum(middle[ruler].values()) - middle[ruler]["hidden"]
+    share = f", {exposed / total:.0%} of it" if total else ""
     yield f"{what} on rank {ruler}, which rules: {_time(exposed)} exposed{share}"
     yield f"  {'ms':8}" + "".join(f"{name:>10}" for name in COLUMNS)
     for rank, parts in enumerate(middle):
@@ -249,8 +249,8 @@ def _as_one_step(trace: Trace, step: str) -> Trace:
     last = max(one.started if one.finished is None else one.finished for one in events)
     first = min(one.started for one in events)
     spans = [span for span in trace.spans if span.name != step]
-    whole = [Span(rank, JOB, first, last) for rank in range(trace.world_size)]
-    return replace(trace, spans=[*spans, *whole])
+    as_step = [Span(rank, JOB, first, last) for rank in range(trace.world_size)]
+    return replace(trace, spans=[*spans, *as_step])
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Batch:
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T)
-    count: int  # windows that count: B, or 0 on a rank without windows of its own
+    count: int  # windows that count: B, or 0 on a rank that got none
     total: int  # windows of all ranks together
 
 

@@ -4,7 +4,7 @@ It stands between torch and gloo or NCCL. One mechanism serves five purposes: th
 sent, from which line), the timeline, the hang report, the shaped network, and grading by what an
 answer communicates.
 
-    status_file = wire.StatusFile.open(path, rank)
+    status_file = wire.StatusFile(path, rank)
     wire.attach(status_file, backend="gloo", origin=origin)
     dist.init_process_group("wire", store=store, rank=rank, world_size=world_size)
     ...

@@ -53,7 +53,7 @@ def attach(
     if _state is not None:
         raise RuntimeError("the wire is attached already. Fix: call wire.detach() first.")
     if status_file.rank is None:
-        raise ValueError("wire.attach needs the status file of a rank: StatusFile.open(path, rank)")
+        raise ValueError("wire.attach needs the status file of a rank: StatusFile(path, rank)")
     _devices(backend)  # raises for unsupported backends
     _state = WireState(status_file, backend, network, origin)
     ledger.current = _state.ledger

@@ -51,7 +51,9 @@ _TWO = struct.Struct("=qq")
 
 
 class StatusFile(StatusReader):
-    """The file as one rank writes it; with `rank` None, in the launcher, it is only read."""
+    """The file as one rank writes it; its phase is then "starting". Without `rank`, in the
+    launcher, it is only read.
+    """
 
     def __init__(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
         super().__init__(path)
@@ -72,11 +74,6 @@ class StatusFile(StatusReader):
             file.write(QUAD.pack(world_size))
             file.truncate(Offsets(world_size).size)
         return cls(path)
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], rank: int) -> StatusFile:
-        """Open the file for `rank`, whose phase is then "starting"."""
-        return cls(path, rank)
 
     def stall(self, gone: set[int]) -> Stall | None:
         """Ranks that can never continue, or None; gone: ranks that have ended. See `wire.stall`."""

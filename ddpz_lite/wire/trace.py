@@ -225,9 +225,9 @@ def _of_profile(
     path: Path, trace: Trace, clocks: Sequence[_Clock], first: int
 ) -> list[dict[str, Any]]:
     """Its events on our clock: in the rank's process from track `first` on, a GPU's in another."""
-    whole = _load(path)
-    rank = whole.get("distributedInfo", {}).get("rank") if isinstance(whole, dict) else None
-    if rank is None or "traceEvents" not in whole:
+    content = _load(path)
+    rank = content.get("distributedInfo", {}).get("rank") if isinstance(content, dict) else None
+    if rank is None or "traceEvents" not in content:
         raise ValueError(
             f"trace: {path} does not contain its rank. Fix: let torch.profiler export it on a "
             "rank, before the process group is destroyed."
@@ -237,10 +237,10 @@ def _of_profile(
             f"trace: {path} is of rank {rank}, and this run had {trace.world_size} ranks."
         )
     # Whole nanoseconds: a float that counts them from 1970 is 200 of them wide.
-    base = whole.get("baseTimeNanoseconds", 0) - round(trace.began * 1e9)
+    base = content.get("baseTimeNanoseconds", 0) - round(trace.began * 1e9)
     clock = clocks[rank]
     gpus, names = {}, {}
-    for event in whole["traceEvents"]:
+    for event in content["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_labels":
             if event["args"]["labels"].startswith("GPU"):
                 gpus[event["pid"]] = event["args"]["labels"]
@@ -248,7 +248,7 @@ def _of_profile(
             names[event["pid"], event["tid"]] = event["args"]["name"]
     tracks: dict[tuple[Any, Any], tuple[int, int]] = {}
     found: list[dict[str, Any]] = []
-    for event in whole["traceEvents"]:
+    for event in content["traceEvents"]:
         if event["ph"] == "M" or not isinstance(event.get("pid"), int):
             continue  # names are set again; the profiler's windows belong to no process
         key = event["pid"], event["tid"]
@@ -279,14 +279,14 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
     Raises OSError if there is no such file, ValueError if `Run.trace` did not write it.
     """
-    whole = _load(Path(path))
-    facts = whole.get("otherData") if isinstance(whole, dict) else None
+    content = _load(Path(path))
+    facts = content.get("otherData") if isinstance(content, dict) else None
     if not isinstance(facts, dict) or not str(facts.get("made_by")).startswith(MAKER):
         raise ValueError(
             f"{path} is not a trace of run.trace(). Fix: write it with run.trace(path)."
         )
     ledger, spans = [], []
-    events = [e for e in whole["traceEvents"] if e.get("cat") in (CALL, SPAN, WAIT)]
+    events = [e for e in content["traceEvents"] if e.get("cat") in (CALL, SPAN, WAIT)]
     waits = {(e["pid"], e["args"]["seq"]): _times(e) for e in events if e["cat"] == WAIT}
     for event in events:
         rank, name, (start, end) = event["pid"], event["name"], _times(event)

@@ -102,7 +102,7 @@ def test_state_that_is_lost_is_refused_with_the_cure(left):
         assert list(left[name]) == list(range(CASES[name].world - 1))
         for of_rank in left[name].values():
             assert of_rank["error"].startswith("a rank is lost, and its shard of the state")
-            assert "Fix: start the ranks that are left anew and load_chec" in of_rank["error"]
+            assert "Fix: start the remaining ranks again and load_check" in of_rank["error"]
 
 
 @pytest.mark.slow

@@ -278,5 +278,5 @@ def test_attach_refuses_what_it_cannot_do(tmp_path):
     with pytest.raises(ValueError, match="the status file of a rank"):
         wire.attach(status_file, backend="gloo")
     with pytest.raises(ValueError, match="gloo and nccl, got 'mpi'"):
-        wire.attach(wire.StatusFile.open(tmp_path / "status", 0), backend="mpi")
+        wire.attach(wire.StatusFile(tmp_path / "status", 0), backend="mpi")
     status_file.close()

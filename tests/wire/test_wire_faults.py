@@ -259,7 +259,7 @@ def test_a_program_with_threads_of_its_own_is_never_called_stuck():
 def status_files(tmp_path):
     """The launcher's board and those of three ranks, which are all in one group."""
     reader = wire.StatusFile.create(tmp_path / "status", 3)
-    writers = [wire.StatusFile.open(tmp_path / "status", rank) for rank in range(3)]
+    writers = [wire.StatusFile(tmp_path / "status", rank) for rank in range(3)]
     for status_file in writers:
         status_file.set_helper_threads(1000)
         status_file.mark("running")

@@ -28,8 +28,8 @@ TICK = 0.05  # seconds between two checks of the status file
 class EventLoop:
     """Receives messages and output from all ranks and stores them.
 
-    results: pickled, by rank. histories: (records, spans) by rank. started: the processes `pids`
-    exist and wait for their job. over: all processes have ended. killed: the launcher ended them.
+    results: pickled, by rank. histories: (records, spans) by rank. started: the processes exist
+    and wait for their job. over: all processes have ended. killed: the launcher ended them.
     lost: deaths that the other ranks may survive.
     """
 
@@ -43,7 +43,6 @@ class EventLoop:
         self.lost: list[Failure] = []
         self.survivors = survivors
         self.started = self.over = self.killed = False
-        self.pids: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._readers: list[MessageReader] = []
         self._outputs: list[int] = []
@@ -146,8 +145,8 @@ class EventLoop:
             return
         *lines, self._event_data = (self._event_data + data).split(b"\n")
         for event in map(json.loads, lines):
-            if "pids" in event:
-                self.started, self.pids = True, event["pids"]
+            if "started" in event:
+                self.started = True
             elif "rank" in event:
                 self._process_ended(event["rank"], event["status"])
             elif "over" in event:

@@ -16,7 +16,7 @@ class Processes:
 
     controls: list[socket.socket]
     outputs: list[int]  # pipes, non-blocking
-    events: socket.socket  # JSON lines: {"pids": [...]}, {"rank": r, "status": n}, {"over": true}
+    events: socket.socket  # JSON lines: {"started": true}, {"rank": r, "status": n}, {"over": true}
 
     def ask_for_stacks(self) -> None:
         self._signal(SIGNAL_STACKS)

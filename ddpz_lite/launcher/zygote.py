@@ -183,7 +183,7 @@ class Zygote:
             os.close(fd)
         self.jobs[job.sock] = job
         self.selector.register(job.sock, selectors.EVENT_READ)
-        job.send(pids=list(job.alive))
+        job.send(started=True)
 
     def drop_finalizers(self) -> None:
         """Drop the finalizers and caches that the imports here made, once instead of in each rank.

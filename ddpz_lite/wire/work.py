@@ -176,7 +176,7 @@ class WireWork(Work):
                 call = self._entry.call
                 raise RuntimeError(f"{call.op} at {self._entry.where} took longer than {limit} s")
             if self._gpu is not None:
-                self._inner.wait()  # spec the caller's stream after it
+                self._inner.wait()  # orders the caller's stream after it
         elif self._inner is not None:
             self._inner.wait() if timeout == FOREVER else self._inner.wait(timeout)
 

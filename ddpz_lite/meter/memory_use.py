@@ -68,13 +68,7 @@ def state_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, list[Tensor]]:
     """The tensors of each kind, in the order of KINDS; one tensor may appear under two kinds."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"memory: the model must be a torch.nn.Module, got {type(model).__name__}.")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            "memory: the optimizer must be a torch.optim.Optimizer, got "
-            f"{type(optimizer).__name__}."
-        )
+    _check_types(model, optimizer)
     parameters = list(model.parameters())
     found: dict[str, list[Tensor]] = {
         "parameters": parameters,
@@ -83,18 +77,7 @@ def state_tensors(
         "buffers": list(model.buffers()),
         "transient": [],
     }
-    named: set[int] = set()  # storages
-    for owner in (*model.modules(), optimizer):
-        if not isinstance(owner, NamesMemory):
-            continue
-        for kind, tensors in owner.memory_extra().items():
-            if kind not in found:
-                raise ValueError(
-                    f"{type(owner).__name__}.memory_extra: no kind {kind!r}; the kinds are {KINDS}."
-                )
-            tensors = list(tensors)
-            found[kind] += tensors
-            named |= {storage._cdata for storage in storages(tensors)}
+    named = _add_named(found, (*model.modules(), optimizer))
     seen: set[int] = {id(module) for module in model.modules()}
     for module in model.modules():
         registered = ("_parameters", "_buffers", "_modules")
@@ -111,6 +94,33 @@ def state_tensors(
             if not any(storage._cdata in named for storage in storages([tensor]))
         ]
     return found
+
+
+def _check_types(model: Any, optimizer: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memory: the model must be a torch.nn.Module, got {type(model).__name__}.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "memory: the optimizer must be a torch.optim.Optimizer, got "
+            f"{type(optimizer).__name__}."
+        )
+
+
+def _add_named(found: dict[str, list[Tensor]], owners: Iterable[Any]) -> set[int]:
+    """Add the tensors that the owners name in `memory_extra()`; returns their storages."""
+    named: set[int] = set()
+    for owner in owners:
+        if not isinstance(owner, NamesMemory):
+            continue
+        for kind, tensors in owner.memory_extra().items():
+            if kind not in found:
+                raise ValueError(
+                    f"{type(owner).__name__}.memory_extra: no kind {kind!r}; the kinds are {KINDS}."
+                )
+            tensors = list(tensors)
+            found[kind] += tensors
+            named |= {storage._cdata for storage in storages(tensors)}
+    return named
 
 
 def storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:

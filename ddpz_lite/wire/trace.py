@@ -225,27 +225,10 @@ def _of_profile(
     path: Path, trace: Trace, clocks: Sequence[_Clock], first: int
 ) -> list[dict[str, Any]]:
     """Its events on our clock: in the rank's process from track `first` on, a GPU's in another."""
-    content = _load(path)
-    rank = content.get("distributedInfo", {}).get("rank") if isinstance(content, dict) else None
-    if rank is None or "traceEvents" not in content:
-        raise ValueError(
-            f"trace: {path} does not contain its rank. Fix: let torch.profiler export it on a "
-            "rank, before the process group is destroyed."
-        )
-    if not 0 <= rank < trace.world_size:
-        raise ValueError(
-            f"trace: {path} is of rank {rank}, and this run had {trace.world_size} ranks."
-        )
-    # Whole nanoseconds: a float that counts them from 1970 is 200 of them wide.
+    content, rank = _profile_and_rank(path, trace.world_size)
+    # Integer nanoseconds: a float that counts them from 1970 has steps of 200.
     base = content.get("baseTimeNanoseconds", 0) - round(trace.began * 1e9)
-    clock = clocks[rank]
-    gpus, names = {}, {}
-    for event in content["traceEvents"]:
-        if event["ph"] == "M" and event["name"] == "process_labels":
-            if event["args"]["labels"].startswith("GPU"):
-                gpus[event["pid"]] = event["args"]["labels"]
-        elif event["ph"] == "M" and event["name"] == "thread_name":
-            names[event["pid"], event["tid"]] = event["args"]["name"]
+    gpus, names = _names(content["traceEvents"])
     tracks: dict[tuple[Any, Any], tuple[int, int]] = {}
     found: list[dict[str, Any]] = []
     for event in content["traceEvents"]:
@@ -259,16 +242,50 @@ def _of_profile(
             found += _track(*tracks[key], names.get(key, f"thread {event['tid']}"))
             if gpu:
                 found += _process(pid, f"rank {rank}, {gpus[event['pid']]}")
-        start = base + round(event["ts"] * 1000)
-        moved = {**event, "pid": tracks[key][0], "tid": tracks[key][1]}
-        moved["ts"] = clock.true(start / 1e9)
-        if "dur" in event:
-            end = start + round(event["dur"] * 1000)
-            moved["dur"] = clock.true(end / 1e9) - moved["ts"]
+        moved = _on_clock(event, base, clocks[rank]) | {
+            "pid": tracks[key][0],
+            "tid": tracks[key][1],
+        }
         if isinstance(event.get("id"), int):  # arrows from one event to another
             moved["id"] = event["id"] + ID_OFFSET * rank
         found.append(moved)
     return found
+
+
+def _profile_and_rank(path: Path, world_size: int) -> tuple[dict[str, Any], int]:
+    """A profile and the rank that it is of. Raises ValueError if it has none in this world."""
+    content = _load(path)
+    rank = content.get("distributedInfo", {}).get("rank") if isinstance(content, dict) else None
+    if rank is None or "traceEvents" not in content:
+        raise ValueError(
+            f"trace: {path} does not contain its rank. Fix: let torch.profiler export it on a "
+            "rank, before the process group is destroyed."
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(f"trace: {path} is of rank {rank}, and this run had {world_size} ranks.")
+    return content, rank
+
+
+def _names(events: list[dict[str, Any]]) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
+    """({process: name} of GPUs, {(process, thread): name} of threads)."""
+    gpus, threads = {}, {}
+    for event in events:
+        if event["ph"] == "M" and event["name"] == "process_labels":
+            if event["args"]["labels"].startswith("GPU"):
+                gpus[event["pid"]] = event["args"]["labels"]
+        elif event["ph"] == "M" and event["name"] == "thread_name":
+            threads[event["pid"], event["tid"]] = event["args"]["name"]
+    return gpus, threads
+
+
+def _on_clock(event: dict[str, Any], base: int, clock: _Clock) -> dict[str, Any]:
+    """An event of torch.profiler with times in nanoseconds of rank 0's clock."""
+    start = base + round(event["ts"] * 1000)
+    moved = {**event, "ts": clock.true(start / 1e9)}
+    if "dur" in event:
+        end = start + round(event["dur"] * 1000)
+        moved["dur"] = clock.true(end / 1e9) - moved["ts"]
+    return moved
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -394,7 +394,7 @@ def test_an_interrupt_names_each_ranks_step_and_line_and_how_to_continue(tmp_pat
         found = re.search(rf"  rank {rank} (.*); it had finished step (\d+) of 1000000\n", printed)
         assert re.search(r"was running \w+\.py:\d+|waits in \w+ \(\w+\.py:\d+\)", found[1])
         assert int(found[2]) > 0
-    assert "To continue with the last save, run the same command with --resume." in error
+    assert "Continue with --resume: the same command then starts from the last save." in error
 
 
 def test_the_standard_library_is_the_default_text(capsys):

@@ -21,7 +21,7 @@ from ddpz_lite.trainer.recipe import Recipe, flag_of
 RANKS = 2  # where torchrun has not decided
 LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
 APART = 60.0  # seconds that ranks may be from each other when one has died
-RESUME = "To continue with the last save, run the same command with --resume."
+RESUME = "Continue with --resume: the same command then starts from the last save."
 EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4

@@ -2,8 +2,8 @@
 
     import ddpz_lite as dz
 
-Names are imported when they are first used, so that importing the package costs milliseconds and
-never imports torch.
+Names are imported on first use, so importing the package takes milliseconds and never imports
+torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# public name -> the module it lives in
-_HOMES = {
-    name: home
-    for home, names in {
+# public name -> the module that defines it
+_DEFINED_IN = {
+    name: module
+    for module, names in {
         "launcher": ("launch", "RankFailed", "Run", "device", "progress"),
         "wire": ("Network", "CollectiveMismatch", "span"),
         "meter": ("memory", "MemoryTimeline"),
@@ -42,14 +42,14 @@ _HOMES = {
     for name in names
 }
 _MODULES = {"data": "data", "meter": "meter", "show": "course.show"}
-__all__ = [*_HOMES, *_MODULES]
+__all__ = [*_DEFINED_IN, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _DEFINED_IN:
+        value = getattr(importlib.import_module(f".{_DEFINED_IN[name]}", __name__), name)
         globals()[name] = value
         return value
     raise AttributeError(
@@ -62,20 +62,20 @@ def __dir__() -> list[str]:
 
 
 def _warm() -> None:
-    """Start the fork server now, in the background, if cells or lines are typed into this process.
+    """Start the fork server in the background if cells or lines are typed into this process.
 
     [Note: a process started by import]
-    The first result in a notebook should come within a second and a half, and to import torch takes
-    longer: so it begins while the reader is still at the next cell. That serves in a kernel, in
-    IPython and at Python's own prompt. Scripts, tests, tools and ranks, which may never launch,
-    start the server with their first launch.
+    The first result in a notebook should appear within a second and a half, and importing torch
+    takes longer. So the fork server starts while the reader is still at the next cell: in a kernel,
+    in IPython and at Python's prompt. Scripts, tests, tools and ranks, which may never launch,
+    start it with their first launch.
     """
     ipython = sys.modules.get("IPython")
     typed = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
     if typed and sys.platform != "win32":
         from ddpz_lite.launcher import warm
 
-        with contextlib.suppress(OSError):  # no process can start now: launch will say so, if asked
+        with contextlib.suppress(OSError):  # no process can start now: launch would report it
             warm()
 
 

@@ -1,8 +1,8 @@
 """The models the course trains: a small GPT, an MLP and a CNN with BatchNorm.
 
-They are here so that every lesson can measure the same thing. The GPT is a stack of equal blocks,
-reachable as `model.blocks`, since ZeRO-3 gathers and frees one block at a time. All three draw
-their weights from torch's global generator: `torch.manual_seed(0)` before building fixes them.
+Every lesson measures the same models. The GPT is a list of equal blocks, `model.blocks`, because
+ZeRO-3 gathers and frees one block at a time. All three draw their weights from torch's global
+generator, so `torch.manual_seed(0)` before building fixes them.
 
 Dimensions in shape comments: B batch, T tokens in a window, C width, H heads, V vocabulary.
 """
@@ -26,7 +26,7 @@ class GPTConfig:
     vocab_size: number of tokens (256: one per byte). context: longest window, in tokens. layers,
     heads, width: the stack. dropout: probability, after attention, after the MLP and after the
     embedding. tied: the output layer uses the token embedding's weight (Press and Wolf 2017).
-    Raises ValueError for a size that cannot be built.
+    Raises ValueError for an impossible size.
     """
 
     vocab_size: int = 256
@@ -43,7 +43,7 @@ class GPTConfig:
         if self.width % self.heads:
             raise ValueError(
                 f"GPTConfig: width {self.width} does not divide into {self.heads} heads. "
-                f"Take a width that is a multiple of heads, for example {self._next_width()}."
+                f"Fix: use a multiple of heads, for example {self._next_width()}."
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"GPTConfig: dropout must lie in [0, 1), got {self.dropout}.")
@@ -71,7 +71,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP four times as wide; each adds to the stream what it read, normed."""
+    """Attention, then an MLP four times as wide; each adds to the residual stream (pre-norm)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -110,11 +110,11 @@ class GPT(nn.Module):
         """Draw all weights again from torch's global generator.
 
         Normal with deviation 0.02; biases 0, norms 1. The two layers of each block that write to
-        the stream start smaller, by 1/sqrt(2 * layers), so that the stream's variance does not
+        the residual stream start smaller, by 1/sqrt(2 * layers), so that its variance does not
         grow with depth (Radford et al. 2019, section 2.3).
 
-        [Note: tied] `to_empty` gives each module a tensor of its own, so tied weights come back
-        untied; they are tied again here.
+        [Note: tied] `to_empty` gives each module its own tensor, so tied weights become untied and
+        are tied again here.
         """
         if self.config.tied:
             self.head.weight = self.tokens.weight
@@ -143,12 +143,12 @@ class GPT(nn.Module):
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(
                 f"GPT expects integer tokens of shape (batch, time), got {tokens.dtype} of shape "
-                f"{tuple(tokens.shape)}. For one sequence, add a batch dimension: tokens[None]."
+                f"{tuple(tokens.shape)}. Fix: for one sequence, add a dimension: tokens[None]."
             )
         if tokens.size(1) > self.config.context:
             raise ValueError(
                 f"GPT: a window of {tokens.size(1)} tokens does not fit the context of "
-                f"{self.config.context}. Cut the window, or build the model with "
+                f"{self.config.context}. Fix: cut the window, or build the model with "
                 f"GPTConfig(context={tokens.size(1)})."
             )
 
@@ -164,8 +164,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Continue tokens (B, T >= 1) by `count` sampled tokens; returns (B, T + count).
 
-        temperature divides the logits; 0 takes the likeliest token each time. top_k samples among
-        the k likeliest. The model sees at most its last `context` tokens. Dropout is off here.
+        temperature divides the logits; 0 takes the most likely token each time. top_k samples among
+        the k most likely. The model sees at most the last `context` tokens. Dropout is off.
         """
         _check_generate(tokens, count, temperature, top_k, self.config.vocab_size)
         with _evaluating(self):
@@ -184,8 +184,8 @@ class GPT(nn.Module):
 
         6 for each weight that a token is multiplied with (2 forward, 4 backward), plus attention's
         12 * layers * width * context: Chowdhery et al. 2022 (PaLM), appendix B. Embedding look-ups
-        multiply nothing and count as 0, and so do recomputed activations. The half that a causal
-        mask could save is counted, as the paper does.
+        multiply nothing and count as 0, as do recomputed activations. The half that a causal mask
+        could save is counted, as in the paper.
         """
         c = self.config
         # of a block 12 width²: qkv 3, out 1, up 4, down 4; then the head
@@ -196,15 +196,15 @@ class GPT(nn.Module):
 def next_token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of logits (B, T, V) against targets (B, T), in nats per token.
 
-    reduction: "mean", or "sum" for nats in all. Ranks with unequal token counts need the sum: the
-    mean of their means weighs tokens unequally. A function and not a method, so that it works on
-    what a wrapped model returns. Raises ValueError when the shapes do not belong together.
+    reduction: "mean", or "sum" for total nats. Ranks with unequal token counts need the sum: the
+    mean of their means weighs tokens unequally. A function and not a method, so that it works
+    on the output of a wrapped model. Raises ValueError if the shapes do not match.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"next_token_loss: logits {tuple(logits.shape)} need targets "
-            f"{tuple(logits.shape[:-1])}, got {tuple(targets.shape)}. Pass the two tensors of one "
-            "corpus.batch()."
+            f"{tuple(logits.shape[:-1])}, got {tuple(targets.shape)}. Fix: pass the two tensors of "
+            "one corpus.batch()."
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
 
@@ -220,7 +220,7 @@ class MLP(nn.Module):
         if len(sizes) < 2:
             raise ValueError(
                 f"MLP: sizes needs an input and an output width, got {list(sizes)}. "
-                "Try [64, 32, 10]."
+                "Fix: for example [64, 32, 10]."
             )
         for size in sizes:
             _positive("MLP: each size", size)
@@ -245,9 +245,9 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """Two convolutions with BatchNorm and a linear layer: (B, channels, S, S) to (B, classes).
 
-    The mean over the picture comes between, so any S >= 4 fits, 8x8 and 28x28 digits alike.
-    BatchNorm makes it the model for lessons about buffers and batch statistics, which ranks do not
-    share by themselves.
+    The mean over the image comes between, so any S >= 4 fits, 8x8 and 28x28 digits alike. BatchNorm
+    makes it the model for lessons about buffers and batch statistics, which ranks do not share by
+    default.
     """
 
     def __init__(self, channels: int = 1, classes: int = 10, width: int = 16) -> None:
@@ -266,7 +266,7 @@ class CNN(nn.Module):
         if x.dim() != 4 or x.size(1) != self.channels or min(x.shape[2:]) < 4:
             raise ValueError(
                 f"CNN expects images of shape (batch, {self.channels}, height, width), both at "
-                f"least 4, got {tuple(x.shape)}. A batch of grey images needs x[:, None]."
+                f"least 4, got {tuple(x.shape)}. Fix: for a batch of grey images, x[:, None]."
             )
         for block in self.blocks:
             x = block(x)  # (B, width, S / 2, S / 2), then (B, 2 * width, S / 4, S / 4)
@@ -283,7 +283,7 @@ def num_params(model: nn.Module) -> int:
 
 
 def _conv_unit(channels: int, width: int) -> nn.Sequential:
-    # BatchNorm brings the bias
+    # no bias: BatchNorm has one
     convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2))
 
@@ -314,8 +314,8 @@ def _sample(
     if top_k is not None:
         least = logits.topk(top_k, dim=-1).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < least, float("-inf"))  # (B, V)
-    chances = torch.softmax(logits / temperature, dim=-1)  # (B, V)
-    return torch.multinomial(chances, num_samples=1, generator=generator)  # (B, 1)
+    probabilities = torch.softmax(logits / temperature, dim=-1)  # (B, V)
+    return torch.multinomial(probabilities, num_samples=1, generator=generator)  # (B, 1)
 
 
 def _check_generate(

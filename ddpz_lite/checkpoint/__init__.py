@@ -1,9 +1,10 @@
-"""Checkpoints: saved at any stage and world size, loaded at any other.
+"""Checkpoints: saved at any stage and world size, loaded at any other. In the order to read:
 
-save_load   what is saved and how it is loaded: start reading here
-parts       which slice of each parameter this rank holds, for every stage
-full_state  the plain module's state dict, out of any stage and into it
-background  a save that continues in a thread while training goes on
-files       the files' contents; `folder`, which of them count
-agreement   an error on one rank becomes an error on all
+save_load   what is saved and how it is loaded
+parts       the ranges of each parameter that this rank holds, for every stage
+folder      a new folder per save, and one rename that makes it count
+files       the contents of the files
+all_ranks   an error on one rank becomes an error on all
+background  save in a thread while training continues
+full_state  the plain module's state dict, from and to any stage
 """

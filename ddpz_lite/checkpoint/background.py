@@ -1,11 +1,11 @@
-"""A save that training does not wait for: the state is copied, and a thread writes the copy.
+"""Save while training continues: the state is copied, and a thread writes the copy.
 
-Training goes on once the copy is made. It costs the bytes of this rank's part of the state in the
-memory of the host, until they are written: in mixed precision 12 bytes for each of its parameters.
+Training continues once the copy is made. The copy takes the bytes of this rank's part of the state
+in host memory until it is written: in mixed precision 12 bytes for each of its parameters.
 
-[Note: a group of its own] The thread's collectives would meet the wrong ones of training: calls on
-one group have an order and no names. So each save under way has gloo groups of the same ranks that
-nothing else uses meanwhile; `wait()` gives them back, for the next.
+[Note: separate groups] Collectives match by their order within a group, so the thread's must not
+mix with those of training. Each save in flight uses its own gloo groups of the same ranks; `wait()`
+returns them for the next save.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _idle: dict[tuple[int, ...], list[dist.ProcessGroup]] = defaultdict(list)  # by 
 
 
 class Saving:
-    """A save under way. Every rank calls `wait()`, in the order of the saves if there are more."""
+    """A save in flight. Every rank calls `wait()`, in the order of the saves."""
 
     def __init__(self, path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
         self._error: Exception | None = None
@@ -39,11 +39,11 @@ class Saving:
     def _run(self, path: str | os.PathLike[str], content: Content) -> None:
         try:
             save_content(path, content, self._comm)
-        except Exception as error:  # told by wait(), where training can hear it
+        except Exception as error:  # wait() raises it in the training thread
             self._error = error
 
     def done(self) -> bool:
-        """Whether the thread has ended on this rank; others may still write."""
+        """Whether the thread has ended on this rank; other ranks may still write."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -64,17 +64,16 @@ def save_in_background(
 ) -> Saving:
     """As `save_checkpoint`, but returns as soon as the state is copied.
 
-    Every rank of the model must call it, and `wait()` for the last one before the next: a second
-    save to the folder is refused while the first is under way. Raises TypeError at once for an
-    `extra` that cannot be saved; what happens later is raised by `wait()`.
+    Every rank of the model must call it, and `wait()` before the next save to the same folder.
+    Raises TypeError at once for an `extra` that cannot be saved; `wait()` raises later errors.
     """
     comm = comm_of(model, optimizer).everyone
     with torch.no_grad():
         content = content_of(model, optimizer, extra, comm).copy()
-    return Saving(path, content, _beside(comm))
+    return Saving(path, content, _separate_groups(comm))
 
 
-def _beside(comm: Comm) -> Comm:
+def _separate_groups(comm: Comm) -> Comm:
     """The same ranks in groups that nothing else uses."""
     own = copy(comm)
     own.group = _idle_or_new(comm.group) if comm.world > 1 else None

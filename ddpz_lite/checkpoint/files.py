@@ -1,9 +1,9 @@
-"""What the files of a checkpoint hold: packed without code, written so that they survive a kill.
+"""The contents of a checkpoint's files: packed without code, and written durably.
 
 extra.pt       options of the groups, loss scale, what the caller passed
-rng-<r>.pt     random generators of rank r: restored where the world is the same
+rng-<r>.pt     random generators of rank r: restored if the world size is the same
 
-Where they lie, and which of them count, is `checkpoint_folder`'s business.
+`checkpoint.folder` decides where they are, and which of them count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 
 
 def pack(value: Any) -> bytes:
-    """`value` as bytes that load without running code. Raises TypeError if that cannot be."""
+    """`value` as bytes that load without running code. Raises TypeError if impossible."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except Exception as error:  # pickle has no common class for what it cannot write
+    except Exception as error:  # pickle's errors have no common class
         raise TypeError(f"{type(error).__name__}: {error}") from error
     return buffer.getvalue()
 
@@ -51,11 +51,10 @@ def write(path: Path, data: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make the names in a folder durable; Windows has no such call."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

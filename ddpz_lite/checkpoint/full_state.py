@@ -1,4 +1,4 @@
-"""The state of the plain module, whole: out of a model of any stage, and into one."""
+"""The full state of the plain module: read from a model of any stage, or loaded into one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.folder import claim, index
 from ddpz_lite.checkpoint.parts import (
     check_shapes,
     comm_of,
     flats_of,
-    held_by,
+    local_parameters,
     of_all_stages,
     plain,
     refresh,
@@ -32,15 +32,15 @@ from ddpz_lite.strategies.mesh import cuts_of
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of the plain module: its names, its shapes, master precision, on the host.
 
-    Every rank must call it and every rank gets it; one flat buffer is gathered at a time. On a mesh
-    the other ranks' parts of the model are put together on the host.
+    Every rank must call it and gets the result; one flat buffer is gathered at a time. On a mesh
+    the parts of the model on other ranks are joined on the host.
     """
-    whole: dict[int, Tensor] = {}
+    full: dict[int, Tensor] = {}
     for flat in flats_of(model):
         for param, piece, value in zip(flat.params, flat.pieces, flat.gather_master(), strict=True):
-            whole[id(param)] = whole[id(piece)] = value.cpu()
+            full[id(param)] = full[id(piece)] = value.cpu()
     state = {
-        name: whole[id(value)].clone() if id(value) in whole else value.detach().cpu().clone()
+        name: full[id(value)].clone() if id(value) in full else value.detach().cpu().clone()
         for name, value in plain(model).state_dict(keep_vars=True).items()
     }
     comm, cuts = comm_of(model), cuts_of(plain(model))
@@ -55,18 +55,18 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises ValueError for names or shapes that are not the model's.
     """
-    held, comm = held_by(model), comm_of(model)
+    params, comm = local_parameters(model), comm_of(model)
     current = plain(model).state_dict(keep_vars=True)
-    shapes = {id(h.key): h.shape for h in held.values()}
+    shapes = {id(p.key): p.shape for p in params.values()}
     wanted = {n: shapes.get(id(v), list(v.shape)) for n, v in current.items()}
-    wanted |= {name: here.shape for name, here in held.items()}
+    wanted |= {name: here.shape for name, here in params.items()}
     given = {name: list(value.shape) for name, value in state.items()}
     check_shapes(of_all_stages(comm, wanted), given, "the state dict")
-    for name, here in held.items():
-        here.part.take(state[name].reshape(-1))
+    for name, here in params.items():
+        here.part.copy_from(state[name].reshape(-1))
         write_back(here)
     for name, value in current.items():
-        if name not in held and list(value.shape) == list(state[name].shape):
+        if name not in params and list(value.shape) == list(state[name].shape):
             value.copy_(state[name])
     for flat in flats_of(model):
         refresh(flat)
@@ -76,15 +76,15 @@ def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
     """Write `full_state_dict(model)` to one file that other programs read.
 
     `safetensors.torch.load_file(path)` gives it back, for the plain module's `load_state_dict`. For
-    a model of `transformers`, name the file model.safetensors, beside its configuration:
+    a model of `transformers`, name the file model.safetensors, next to its configuration:
 
         dz.save_safetensors(folder / "model.safetensors", model)
         if dist.get_rank() == 0:
             model.module.config.save_pretrained(folder)  # then Class.from_pretrained(folder)
 
-    Every rank of the model must call it, and holds the whole state on the host meanwhile; the first
-    writes, to a new file that replaces an old one at once. Tied parameters are written under each
-    of their names. It is for models that are done: to go on training, save_checkpoint.
+    Every rank of the model must call it, and holds the full state on the host meanwhile. The first
+    rank writes a new file, which replaces an old one in one rename. Tied parameters are written
+    under each of their names. This is for trained models; to continue training, save_checkpoint.
 
     Raises on all ranks, and leaves no file: OSError if it cannot be written; RuntimeError if
     another group of ranks saves to this path.
@@ -101,10 +101,12 @@ def save_safetensors(path: str | os.PathLike[str], model: nn.Module) -> None:
             os.replace(new, path)
         except (OSError, SafetensorError) as error:
             raise OSError(
-                f"{path} was not saved: {error}. Fix: make room, or a folder that can be written."
+                f"{path} was not saved: {error}. Fix: free disk space, or use a writable folder."
             ) from error
         finally:
             if new.exists():
                 new.unlink()
 
-    together(comm, write if index(comm) == 0 else lambda: None)  # there when any rank returns
+    on_all_ranks(
+        comm, write if index(comm) == 0 else lambda: None
+    )  # the file exists when any rank returns

@@ -1,9 +1,9 @@
-"""What a rank has of each parameter, the same at every stage: ranges of its elements, laid flat.
+"""What a rank holds of each parameter, in the same form at every stage: ranges of its elements.
 
-It is one range, but where a layer is cut over the tensor axis of a mesh: some of its columns, say,
-are a range in every row.
+Usually it is one range of the flattened parameter. Where a layer is cut over the tensor axis of a
+mesh there are more: some of its columns, for example, are a range in every row.
 
-Checkpoints and full state dicts are made of these parts, so they know nothing of stages.
+Checkpoints and full state dicts consist of these parts, so they do not depend on stages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 @dataclass
 class Part:
-    """What this rank has of a logical 1-D tensor of `total` elements.
+    """What this rank holds of a logical 1-D tensor of `total` elements.
 
-    spans: (start, length) of its ranges in the whole, in the order in which `tensor` holds them.
-    The three dunder methods are what torch.distributed.checkpoint asks of a tensor that is sharded.
+    spans: (start, length) of its ranges in the full tensor, in the order of `tensor`. The three
+    dunder methods are what torch.distributed.checkpoint asks of a sharded tensor.
     """
 
     tensor: Tensor  # (sum of lengths,)
@@ -49,14 +49,14 @@ class Part:
         """The same ranges of another tensor: of the parameter's momentum, say."""
         return Part(value.reshape(-1), self.spans, self.total)
 
-    def take(self, whole: Tensor) -> None:
-        """Copy this rank's elements from a whole tensor (total,)."""
+    def copy_from(self, full: Tensor) -> None:
+        """Copy this rank's elements from a full tensor (total,)."""
         for start, length in self.spans:
-            self._ranges[start].copy_(whole[start : start + length])
+            self._ranges[start].copy_(full[start : start + length])
 
     @cached_property
     def _ranges(self) -> dict[int, Tensor]:
-        """{start in the whole: the elements from there}."""
+        """{start in the full tensor: the elements from there}."""
         views = self.tensor.split([length for _, length in self.spans])
         return {start: view for (start, _), view in zip(self.spans, views, strict=True)}
 
@@ -87,10 +87,10 @@ class Part:
 
 
 @dataclass
-class Held:
-    """One parameter, as this rank has it."""
+class LocalParameter:
+    """One parameter, as this rank holds it."""
 
-    key: nn.Parameter  # what the optimizer knows it by
+    key: nn.Parameter  # the one that the optimizer has
     part: Part
     shape: list[int]
 
@@ -105,7 +105,7 @@ def flats_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Comm:
     """The ranks that hold this model together: those it was sharded over, else the world.
 
-    Of a model on a mesh these hold one part of it together, and `comm.everyone` the whole.
+    Of a model on a mesh these hold one part of it together, and those of `comm.everyone` all of it.
     """
     owner = sharded(model) if isinstance(sharded(model), Replica) else optimizer
     comm = owner.comm if isinstance(owner, Replica | ShardedOptimizer) else Comm()
@@ -113,13 +113,15 @@ def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
     return comm
 
 
-def of_all_stages(comm: Comm, mine: Mapping[str, T]) -> dict[str, T]:
+def of_all_stages(comm: Comm, local: Mapping[str, T]) -> dict[str, T]:
     """A dict by parameter name with what the other stages of a pipeline have; all ranks call it."""
-    return {name: value for some in comm.gather_along("pipe", mine) for name, value in some.items()}
+    return {
+        name: value for some in comm.gather_along("pipe", local) for name, value in some.items()
+    }
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """What `parallelize` made of the module: of a Pipeline, of its stage."""
+    """The module that `parallelize` returned; of a Pipeline, that of its stage."""
     return model.stage if isinstance(model, Pipeline) else model
 
 
@@ -129,14 +131,16 @@ def plain(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, Replica) else model
 
 
-def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Held]:
-    """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
+def local_parameters(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, LocalParameter]:
+    """Every parameter by its plain name: a shard if it is flat, otherwise the full tensor."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
         flat.absorb()
         for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
             flat_of |= {id(param): (flat, index) for param in pair}
-    held, cuts = {}, cuts_of(plain(model))
+    found, cuts = {}, cuts_of(plain(model))
     for name, param in plain(model).named_parameters():
         key, tensor, shape, start = param, param.detach().reshape(-1), param.shape, 0
         if id(param) in flat_of:
@@ -150,17 +154,17 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
         spans = [(start, tensor.numel())]
         if name in cuts:
             shape, spans = cuts[name].shape, cuts[name].spans(start, start + tensor.numel())
-        held[name] = Held(key, Part(tensor, spans, prod(shape)), list(shape))
-    return held
+        found[name] = LocalParameter(key, Part(tensor, spans, prod(shape)), list(shape))
+    return found
 
 
-def write_back(here: Held) -> None:
-    if not here.key.is_contiguous():  # its part was a copy
+def write_back(here: LocalParameter) -> None:
+    if not here.key.is_contiguous():  # then the part is a copy
         here.key.copy_(here.part.tensor.view(here.key.shape))
 
 
 def refresh(flat: Flat) -> None:
-    """After the shards changed: tell all that hold them, and make resident parameters whole."""
+    """After the shards changed: publish them, and gather parameters that are unsharded now."""
     flat.publish().wait()
     if flat.full.untyped_storage().size():
         flat.gather()
@@ -172,11 +176,11 @@ def check_shapes(model: Mapping[str, list[int]], other: Mapping[str, list[int]],
         here, there = model.get(name), other.get(name)
         if here != there:
             raise ValueError(
-                f"{what} is of another model: {name} has shape {_told(there)} there and "
-                f"{_told(here)} in the model. Fix: build the model with the configuration "
+                f"{what} is of another model: {name} has shape {_shape(there)} there and "
+                f"{_shape(here)} in the model. Fix: build the model with the configuration "
                 "that was saved."
             )
 
 
-def _told(shape: list[int] | None) -> str:
+def _shape(shape: list[int] | None) -> str:
     return "none" if shape is None else f"{list(shape)}"

@@ -1,15 +1,15 @@
-"""Checkpoints: saved at any stage and world size, loaded at any other; whole or not there at all.
+"""Save at any stage and world size, load at any other; a checkpoint is complete or absent.
 
-Every strategy sees a parameter in the same way: a range of its elements, flat, on each rank
-(`Part`). So a checkpoint holds, under the parameter's own name, one 1-D tensor for it and one for
-each tensor of its optimizer state, and `torch.distributed.checkpoint` cuts and joins ranges as the
+Every strategy holds a parameter in the same way: a range of its elements, flattened, on each rank
+(`Part`). So a checkpoint stores, under the parameter's name, one 1-D tensor for it and one for each
+tensor of its optimizer state, and `torch.distributed.checkpoint` cuts and joins ranges as the
 reader needs them.
 
-A kill at any moment, or a disk that fills on one rank, leaves the last complete checkpoint in its
-place (`checkpoint_folder`). The folder must be one that all ranks see. The ranks that save and load
-are those that the model was parallelized over: groups of ranks with models of their own save each
-to a path of its own. On a mesh all ranks save one checkpoint, in the names and shapes of the whole
-model, so it loads on another mesh, or on none.
+A kill at any moment, or a disk that fills on one rank, leaves the last complete checkpoint in place
+(`checkpoint.folder`). All ranks must see the folder. The ranks that save and load are those that
+the model was parallelized over; groups of ranks with separate models use separate paths. On a mesh
+all ranks save one checkpoint, with the names and shapes of the full model, so it loads on another
+mesh, or on none.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from ddpz_lite.checkpoint.agreement import together
+from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.files import check_extra, pack, restore_rng, rng_state, write
-from ddpz_lite.checkpoint.folder import index, reading, saving
+from ddpz_lite.checkpoint.folder import checked, index, saving
 from ddpz_lite.checkpoint.parts import (
-    Held,
+    LocalParameter,
     Part,
     check_shapes,
     comm_of,
     flats_of,
-    held_by,
+    local_parameters,
     of_all_stages,
     plain,
     refresh,
@@ -54,15 +54,15 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Write model, optimizer and `extra` to the folder `path`, in place of the checkpoint it held.
+    """Write model, optimizer and `extra` to the folder `path`, replacing the checkpoint there.
 
-    Every rank of the model must call it; it returns on all when the checkpoint counts. Random
-    generators and loss scale are saved too. extra: numbers, strings, tensors, lists, tuples, dicts,
-    rank 0's; give samplers and schedulers as their `state_dict()`.
+    Every rank of the model must call it; it returns on all ranks once the checkpoint counts. Random
+    generators and loss scale are saved too. extra: rank 0's numbers, strings, tensors, lists,
+    tuples, dicts; pass samplers and schedulers as their `state_dict()`.
 
     Raises on all ranks, and leaves no files: TypeError for an `extra` that could not be loaded
-    again without running code; OSError if a rank cannot write; RuntimeError if another job, or
-    another group of ranks, saves to this folder.
+    again without running code; OSError if a rank cannot write; RuntimeError if another group of
+    ranks of this job saves to this folder. Two jobs need two folders.
     """
     comm = comm_of(model, optimizer).everyone
     save_content(path, content_of(model, optimizer, extra, comm), comm)
@@ -73,12 +73,12 @@ class Content:
     """What this rank writes of a checkpoint. Its tensors are the model's own until `copy`."""
 
     tensors: dict[str, Part | Tensor]
-    options: bytes  # what is no tensor of the model: the first rank's, empty on the others
+    options: bytes  # everything but tensors of the model; empty on all ranks but the first
     random: bytes
     shapes: dict[str, list[int]]
 
     def copy(self) -> Content:
-        """The same with tensors of its own, in the memory of the host."""
+        """The same with copies of the tensors, in host memory."""
 
         def copied(value: Part | Tensor) -> Part | Tensor:
             own = _tensor(value).detach().to("cpu", copy=True)
@@ -90,11 +90,11 @@ class Content:
 def content_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: dict[str, Any], comm: Comm
 ) -> Content:
-    """What is to be saved, as it is now; raises on all ranks what is wrong with it on one."""
+    """What is to be saved, as it is now; an error on one rank is raised on all."""
     own = comm_of(model, optimizer)  # of this part of the model
-    held = held_by(model, optimizer)
+    params = local_parameters(model, optimizer)
     groups = of_all_stages(own, _group_options(model, optimizer))
-    shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
+    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
 
     def found() -> Content:
         loss_scale, options = _loss_scale(optimizer), b""
@@ -102,16 +102,16 @@ def content_of(
             check_extra(extra)
             scale = asdict(loss_scale) if loss_scale else None
             options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
-        tensors = _tensors(model, optimizer, held, own.place)
+        tensors = _tensors(model, optimizer, params, own.place)
         return Content(tensors, options, pack(rng_state()), shapes)
 
-    return together(comm, found)
+    return on_all_ranks(comm, found)
 
 
 def save_content(path: str | os.PathLike[str], content: Content, comm: Comm) -> None:
-    """Write it to the folder `path`, all ranks of `comm` together."""
+    """Write the content to the folder `path`; all ranks of `comm` call it."""
     with saving(Path(path), content.shapes, comm) as folder:
-        together(comm, lambda: _write(folder, content, comm))
+        on_all_ranks(comm, lambda: _write(folder, content, comm))
 
 
 def _write(folder: Path, content: Content, comm: Comm) -> None:
@@ -133,31 +133,31 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Read a checkpoint into a model and optimizer of any stage and world size; returns `extra`.
 
-    Every rank of the model must call it; a job that saves to the folder meanwhile does no harm.
-    Random generators are restored where the world has the same size. State of the optimizer in
-    another floating-point dtype than its parameter is cast to it, as torch's `load_state_dict`
-    does; single numbers, as step counters, stay as they are.
+    Every rank of the model must call it, while no job saves to the folder. Random generators are
+    restored if the world has the same size. State of the optimizer in another floating-point dtype
+    than its parameter is cast to it, as torch's `load_state_dict` does; single numbers, such as
+    step counters, keep theirs.
 
     Raises on all ranks: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a
     file is damaged or the checkpoint is of another model.
     """
     own, root = comm_of(model, optimizer), Path(path)
     comm = own.everyone
-    with reading(root, comm) as (folder, manifest):
-        held = held_by(model, optimizer)
-        shapes = of_all_stages(own, {name: here.shape for name, here in held.items()})
-        together(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
-        saved = together(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
-        states = together(comm, lambda: _load_tensors(folder, model, held, optimizer, comm))
-        same_world = manifest["world"] == comm.size
-        rng_file = folder / f"rng-{index(comm)}.pt"
-        rng = together(
-            comm, lambda: torch.load(rng_file, weights_only=True) if same_world else None
-        )
+    folder, manifest = checked(root, comm)
+    params = local_parameters(model, optimizer)
+    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
+    on_all_ranks(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
+    saved = on_all_ranks(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
+    states = on_all_ranks(comm, lambda: _load_tensors(folder, model, params, optimizer, comm))
+    same_world = manifest["world"] == comm.size
+    rng_file = folder / f"rng-{index(comm)}.pt"
+    rng = on_all_ranks(
+        comm, lambda: torch.load(rng_file, weights_only=True) if same_world else None
+    )
     if optimizer is not None:
-        by_key = {held[name].key: state for name, state in states.items()}
+        by_key = {params[name].key: state for name, state in states.items()}
         _restore(model, optimizer, by_key, saved)
-    for here in held.values():
+    for here in params.values():
         write_back(here)
     for flat in flats_of(model, optimizer):
         refresh(flat)
@@ -178,7 +178,7 @@ class _LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
     ) -> None:
-        """The default one would drop what is no tensor, a Part too."""
+        """The default one would drop everything that is not a tensor, a Part too."""
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
@@ -194,15 +194,18 @@ def _tensor(value: Part | Tensor) -> Tensor:
 
 
 def _tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, held: dict[str, Held], rank: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    params: dict[str, LocalParameter],
+    rank: int,
 ) -> dict[str, Any]:
-    """Everything of this rank by its key in the checkpoint; buffers are rank 0's."""
-    tensors: dict[str, Any] = {f"parameter/{name}": here.part for name, here in held.items()}
+    """The tensors of this rank by their key in the checkpoint; buffers are saved by rank 0."""
+    tensors: dict[str, Any] = {f"parameter/{name}": here.part for name, here in params.items()}
     if rank == 0:
         tensors |= {f"buffer/{name}": b for name, b in plain(model).named_buffers()}
-    for name, here in held.items() if optimizer is not None else ():
+    for name, here in params.items() if optimizer is not None else ():
         if not here.part.tensor.numel():
-            continue  # others hold it; a step counter may be here, which loading does not restore
+            continue  # other ranks hold it, and loading would not restore a step counter here
         for key, value in optimizer.state.get(here.key, {}).items():
             if value is None:
                 continue
@@ -211,21 +214,21 @@ def _tensors(
                     f"the optimizer keeps {key}={value!r} for {name}; only tensors can be sharded "
                     "and saved"
                 )
-            is_cut = value.shape == here.key.shape and key != "step"  # else the same on every rank
+            is_cut = value.shape == here.key.shape and key != "step"  # else equal on every rank
             if not is_cut and value.numel() > 1 and here.part.tensor.numel() < here.part.total:
                 raise TypeError(
                     f"the optimizer keeps {key} of shape {list(value.shape)} for a part of {name}, "
-                    "and such parts cannot be put together. Fix: an optimizer that works element "
-                    "by element."
+                    "and such parts cannot be joined. Fix: use an optimizer that works element by "
+                    "element."
                 )
             tensors[f"optimizer/{name}/{key}"] = here.part.like(value) if is_cut else value
     return tensors
 
 
 def _dcp(call: Callable[..., None], comm: Comm) -> None:
-    """Let torch save or load with the ranks of `comm`; its failures are no `Exception`s.
+    """Save or load with the ranks of `comm`; raises torch's failures as OSError or ValueError.
 
-    It raises on all ranks what happened on one. One process alone is no mistake: it warns.
+    torch raises on all ranks what happened on one. With one process alone it would warn.
     """
     try:
         if comm.shards > 1:
@@ -243,10 +246,12 @@ def _dcp(call: Callable[..., None], comm: Comm) -> None:
 
 
 def _empty_state(
-    held: dict[str, Held], saved: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+    params: dict[str, LocalParameter],
+    saved: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Room for the optimizer's state of this rank's parts, as the checkpoint has it."""
-    states: dict[str, dict[str, Tensor]] = {name: {} for name in held}
+    """Empty tensors for the optimizer state of this rank's parts that the checkpoint has."""
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in params}
     if optimizer is None:
         return states
     stepping = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
@@ -258,7 +263,7 @@ def _empty_state(
     for full_key, meta in saved.items():
         kind, _, rest = full_key.partition("/")
         name, _, key = rest.rpartition("/")
-        here = held.get(name)
+        here = params.get(name)
         if kind != "optimizer" or here is None or not here.part.tensor.numel():
             continue
         dtype = meta.properties.dtype
@@ -266,23 +271,23 @@ def _empty_state(
             if dtype.is_floating_point and here.key.is_floating_point():
                 dtype = here.key.dtype
             shape = here.key.shape if _is_cut(meta, here) else meta.size
-            room = torch.zeros(shape, dtype=dtype, device=here.key.device)
+            empty = torch.zeros(shape, dtype=dtype, device=here.key.device)
         else:  # a step counter
             device = here.key.device if on_device.get(id(here.key)) else "cpu"
-            room = torch.zeros((), dtype=dtype, device=device)
-        states[name][key] = room
+            empty = torch.zeros((), dtype=dtype, device=device)
+        states[name][key] = empty
     return states
 
 
-def _is_cut(meta: TensorStorageMetadata, here: Held) -> bool:
-    """Whether it was saved in parts, laid flat. Adafactor's means of rows and columns were not."""
+def _is_cut(meta: TensorStorageMetadata, here: LocalParameter) -> bool:
+    """Whether it was saved in flat parts. Adafactor's means of rows and columns are not."""
     return meta.size == here.part.size()
 
 
 def _load_tensors(
     folder: Path,
     model: nn.Module,
-    held: dict[str, Held],
+    params: dict[str, LocalParameter],
     optimizer: torch.optim.Optimizer | None,
     comm: Comm,
 ) -> dict[str, dict[str, Tensor]]:
@@ -292,13 +297,13 @@ def _load_tensors(
     buffers = {f"buffer/{n}": list(b.shape) for n, b in plain(model).named_buffers()}
     there = {key: list(metadata[key].size) for key in buffers if key in metadata}
     check_shapes(buffers, there, f"{folder.parent}")
-    states = _empty_state(held, metadata, optimizer)
-    tensors = _tensors(model, None, held, 0)
+    states = _empty_state(params, metadata, optimizer)
+    tensors = _tensors(model, None, params, 0)
     for name, state in states.items():
         for key, value in state.items():
             full_key = f"optimizer/{name}/{key}"
-            is_cut = _is_cut(metadata[full_key], held[name])
-            tensors[full_key] = held[name].part.like(value) if is_cut else value
+            is_cut = _is_cut(metadata[full_key], params[name])
+            tensors[full_key] = params[name].part.like(value) if is_cut else value
     planner = _LoadPlanner(flatten_state_dict=False)
     _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
     return states
@@ -310,7 +315,7 @@ def _restore(
     states: dict[nn.Parameter, dict[str, Tensor]],
     saved: Mapping[str, Any],
 ) -> None:
-    """Give the optimizer its state, the options of its groups, and its loss scale."""
+    """Restore the optimizer's state, the options of its groups, and its loss scale."""
     for key, state in states.items():
         optimizer.state.pop(key, None)
         if state:
@@ -325,8 +330,8 @@ def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """{id: name} of every parameter, and of its piece: ZeRO-3's modules show one or the other."""
-    pieces = {id(here.key): name for name, here in held_by(model).items()}
+    """{id: name} of every parameter and of its shard: ZeRO-3's modules have one or the other."""
+    pieces = {id(here.key): name for name, here in local_parameters(model).items()}
     return pieces | {id(p): name for name, p in plain(model).named_parameters()}
 
 

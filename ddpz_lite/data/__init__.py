@@ -1,11 +1,19 @@
-"""Real text to train on, and what feeds it to many ranks: samplers, a work queue, a cache."""
+"""Text to train on, and what distributes samples over ranks. In the order to read:
 
-from ddpz_lite.data.budget import TokenBudgetSampler
+text           a corpus as tokens
+sampler        which samples a rank sees: one shuffled order
+token_budget   batches with equal numbers of tokens
+uneven         ranks with different numbers of batches
+work_queue     samples assigned one at a time
+cached         samples computed once and kept in a folder
+"""
+
 from ddpz_lite.data.cached import Cached
-from ddpz_lite.data.queue import WorkQueue, job_store
 from ddpz_lite.data.sampler import RankSampler
 from ddpz_lite.data.text import Corpus, Windows, corpus
+from ddpz_lite.data.token_budget import TokenBudgetSampler
 from ddpz_lite.data.uneven import joined
+from ddpz_lite.data.work_queue import WorkQueue, job_store
 
 __all__ = [
     "Cached",

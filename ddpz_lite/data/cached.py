@@ -1,8 +1,8 @@
 """A data set that computes each sample once and keeps it in a folder.
 
-Workers of a DataLoader are processes: what one keeps in memory no other sees, and it goes with the
-worker. A folder on the machine's own disk is there for all workers of all its ranks, and for the
-next epoch and the next run.
+Workers of a DataLoader are processes: what one keeps in memory is invisible to the others, and lost
+with it. A folder on the local disk serves all workers of all ranks of the machine, and later epochs
+and runs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.utils.data import Dataset
 
 
 class Cached(Dataset):
-    """`dataset` with a folder of samples: an item is computed by whoever asks first.
+    """`dataset` with a folder of samples: an item is computed when it is first requested.
 
-    Samples are tensors, numbers, strings, and tuples, lists and dicts of them. Cache what is the
-    same each time, such as decoding or tokenising; augment afterwards, or each epoch sees the same
-    noise. The folder must belong to this data set as it is now: another version takes another one.
+    Samples are tensors, numbers, strings, and tuples, lists and dicts of them. Cache deterministic
+    steps such as decoding or tokenising, and augment afterwards, or each epoch sees the same noise.
+    Use a new folder for each version of the data set.
 
-    Two ranks may compute the same sample at the same moment. Both write a file of their own, and
-    give it its name when it is whole, so nobody ever reads half of one.
+    Two ranks may compute the same sample at the same time. Both write a temporary file and rename
+    it when it is complete, so no reader sees half of one.
     """
 
     def __init__(self, dataset: Any, folder: str | os.PathLike) -> None:

@@ -1,9 +1,9 @@
-"""Which samples a rank sees: one shuffled order, dealt like cards.
+"""Which samples a rank sees: every world-th element of one shuffled order.
 
-All ranks draw the same order from the same seed, so nobody has to send it. Rank r takes places
-r, r + world, ... of it. Where torch's DistributedSampler has the same options, the indices are the
-same; added are a third way to treat a remainder, and a state that resumes in the middle of an
-epoch, at another world size too.
+All ranks draw the same order from the same seed, so nothing is sent. Rank r takes the indices
+r, r + world, ... of it. With the same options the result equals torch's DistributedSampler. Added
+are a third way to treat a remainder, and a state that resumes in the middle of an epoch, also at
+another world size.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ UNEVEN = ("pad", "drop", "keep")
 def place_in_world(who: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world size) as given; asked of torch.distributed, or (0, 1), where both are None.
 
-    who: the sampler's name, for the errors. Raises ValueError for what makes no sense.
+    who: the sampler's name, for the errors. Raises ValueError for invalid values.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(
-            f"{who}: give both rank and world_size, or neither to ask torch.distributed."
+            f"{who}: only one of rank and world_size is given. Fix: give both, or neither to ask "
+            "torch.distributed."
         )
     if rank is None:
         live = dist.is_available() and dist.is_initialized()
@@ -48,7 +49,7 @@ class RankSampler(Sampler[int]):
         "drop"  leave out the tail (its drop_last=True);
         "keep"  neither: the first ranks get one sample more. For evaluation, where a repeated
                 sample is an error.
-    Raises ValueError for sizes, ranks or options that make no sense.
+    Raises ValueError for invalid sizes, ranks or options.
     """
 
     def __init__(
@@ -63,24 +64,24 @@ class RankSampler(Sampler[int]):
     ) -> None:
         rank, world_size = place_in_world("RankSampler", rank, world_size)
         if length < 1:
-            raise ValueError(f"RankSampler: a data set of length {length} has nothing to deal.")
+            raise ValueError(f"RankSampler: a data set of length {length} has no samples.")
         if uneven not in UNEVEN:
             raise ValueError(f"RankSampler: uneven must be one of {UNEVEN}, got {uneven!r}.")
         self.length, self.rank, self.world_size = length, rank, world_size
         self.shuffle, self.seed, self.uneven = shuffle, seed, uneven
         self.epoch = 0
-        self._consumed = 0  # samples of this epoch handed out, over all ranks
+        self._consumed = 0  # samples of this epoch returned so far, over all ranks
         self._start = 0  # where the next iteration begins; above 0 only after load_state_dict
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order. A loaded state's own epoch goes on, not anew."""
+        """Choose the epoch, and with it the order. The epoch of a loaded state continues."""
         if epoch < 0:
             raise ValueError(f"RankSampler.set_epoch: epochs count from 0, got {epoch}.")
         if epoch != self.epoch:
             self.epoch, self._consumed, self._start = epoch, 0, 0
 
     def __len__(self) -> int:
-        """Samples of this rank in a whole epoch."""
+        """Samples of this rank in a full epoch."""
         return self._share(self.length)
 
     def _share(self, count: int) -> int:
@@ -97,7 +98,7 @@ class RankSampler(Sampler[int]):
         left = max(self.length - start, 0)
         for i in range(self._share(left)):
             self._consumed += self.world_size
-            # Past the end only when padding: go round to the start of the order.
+            # Past the end only when padding: continue at the start of the order.
             yield order[(start + i * self.world_size + self.rank) % self.length]
 
     def _order(self) -> list[int]:
@@ -109,7 +110,7 @@ class RankSampler(Sampler[int]):
     def state_dict(self, taken: int | None = None) -> dict[str, int | bool]:
         """What resuming needs, equal on all ranks that have taken the same number of samples.
 
-        taken: samples of this epoch that this rank has really used. None counts those handed out,
+        taken: samples of this epoch that this rank has used. None counts the samples returned,
         which is the same unless a DataLoader with workers fetches ahead.
         """
         if taken is not None and not 0 <= taken <= len(self):
@@ -126,16 +127,15 @@ class RankSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, int | bool]) -> None:
-        """Go on from a state: the next iteration deals what was left of that epoch.
+        """Continue from a state: the next iteration returns the rest of that epoch.
 
-        However many ranks there are now. Raises ValueError when the state belongs to another data
-        set or another order.
+        The world size may differ. Raises ValueError if the state is of another data set or order.
         """
         for name in ("length", "shuffle", "seed"):
             if state[name] != getattr(self, name):
                 raise ValueError(
                     f"RankSampler: the state was saved with {name}={state[name]}, this sampler has "
-                    f"{name}={getattr(self, name)}. Build it with the same {name} to resume."
+                    f"{name}={getattr(self, name)}. Fix: build it with the same {name} to resume."
                 )
         self.epoch = state["epoch"]
         self._consumed = self._start = state["consumed"]

@@ -1,4 +1,4 @@
-"""Text as tokens; the default is the text that every Python carries, its standard library.
+"""Text as tokens; the default is the source code of Python's standard library.
 
 Nothing is downloaded. The same source gives the same tokens, the same seed the same batch.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 DEFAULT_BYTES = 2_000_000  # how much of the standard library is read
-LARGEST_SOURCE = 100_000_000  # bytes; a source of your own above this needs max_bytes
+LARGEST_SOURCE = 100_000_000  # bytes; a larger source needs max_bytes
 _NOT_TEXT_TO_LEARN = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -25,8 +25,8 @@ class Corpus:
 
     name: what was read. level: "byte" or "char". tokens: (length,) uint8 for bytes, int32 for
     characters. alphabet: the characters by token number, empty at byte level. train_length: the
-    first so many tokens are for training, the rest is for validation. skipped: files of a folder
-    that were left out as not text.
+    number of tokens for training, at the start; the rest is for validation. skipped: files of a
+    folder that are not text.
     """
 
     name: str
@@ -79,7 +79,9 @@ class Corpus:
         from the same windows.
         """
         if seed is not None and generator is not None:
-            raise ValueError("corpus.batch: give a seed or a generator, not both.")
+            raise ValueError(
+                "corpus.batch: both a seed and a generator are given. Fix: give one of them."
+            )
         if batch_size < 1:
             raise ValueError(f"corpus.batch: batch_size must be at least 1, got {batch_size}.")
         tokens = self._windowed(split, context)
@@ -100,7 +102,7 @@ class Corpus:
             raise ValueError(
                 f"corpus: the {split} split of {self.name} holds {len(tokens)} tokens; a window of "
                 f"context {context} "
-                f"needs {max(context, 1) + 1}. Take a shorter context, more text, or another "
+                f"needs {max(context, 1) + 1}. Fix: use a shorter context, more text, or another "
                 "validation share."
             )
         return tokens
@@ -113,8 +115,8 @@ class Corpus:
         unknown = sorted(set(text) - set(number))
         if unknown:
             raise ValueError(
-                f"corpus.encode: {self.name} never holds {unknown[0]!r}, so it has no token. "
-                f'Leave it out, or use level="byte", which can write any text.'
+                f"corpus.encode: {self.name} does not contain {unknown[0]!r}, so it has no token. "
+                f'Fix: leave it out, or use level="byte", which can write any text.'
             )
         numbers = [number[character] for character in text]
         return torch.tensor(numbers, dtype=torch.long)  # (characters,)
@@ -124,7 +126,7 @@ class Corpus:
         if tokens.dim() != 1:
             raise ValueError(
                 f"corpus.decode: one sequence at a time, got shape {tuple(tokens.shape)}. "
-                "Try tokens[0]."
+                "Fix: tokens[0]."
             )
         numbers = tokens.tolist()
         if self.level == "byte":
@@ -177,7 +179,7 @@ def corpus(
     )
     if not text.strip():
         raise ValueError(
-            f"corpus: {name} holds no text. Name a file or folder with text, or leave source out."
+            f"corpus: {name} holds no text. Fix: name a file or folder with text, or omit source."
         )
     alphabet = "".join(sorted(set(text))) if level == "char" else ""
     tokens = _tokens(text, alphabet)
@@ -196,7 +198,7 @@ def _tokens(text: str, alphabet: str) -> Tensor:
 
 def _standard_library(max_bytes: int | None) -> tuple[str, str, tuple[str, ...]]:
     root = Path(sysconfig.get_path("stdlib"))
-    # _sysconfigdata holds the paths of the machine that built Python: it differs everywhere
+    # _sysconfigdata has the paths of the machine that built Python, so it differs everywhere
     files = [
         p
         for p in _files(root, _NOT_TEXT_TO_LEARN)
@@ -210,26 +212,25 @@ def _standard_library(max_bytes: int | None) -> tuple[str, str, tuple[str, ...]]
 def _own_source(path: Path, max_bytes: int | None) -> tuple[str, str, tuple[str, ...]]:
     if not path.exists():
         raise FileNotFoundError(
-            f"corpus: there is no file or folder at {str(path)!r}. Check the path (it is read from "
-            f"{os.getcwd()!r}), "
-            f"or leave source out to read the standard library's sources."
+            f"corpus: there is no file or folder at {str(path)!r}. Fix: check the path (it is "
+            f"relative to {os.getcwd()!r}), or omit source to read the standard library's sources."
         )
     if not path.is_dir() and not path.is_file():
         raise ValueError(
-            f"corpus: {str(path)!r} is neither a file nor a folder. Name one that holds text."
+            f"corpus: {str(path)!r} is neither a file nor a folder. Fix: name one with text."
         )
     files = _files(path) if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files)
     if max_bytes is None and size > LARGEST_SOURCE:
         raise ValueError(
             f"corpus: {str(path)!r} holds {size:,} bytes, more than {LARGEST_SOURCE:,}. "
-            f"Name a part of it, or say how much to read: max_bytes=10_000_000."
+            f"Fix: name a part of it, or limit it: max_bytes=10_000_000."
         )
     text, skipped = _read(files, max_bytes)
     if skipped and len(skipped) == len(files):
         raise ValueError(
             f"corpus: {str(path)!r} is not UTF-8 text (files read: {len(files)}, the first: "
-            f"{skipped[0]}). Convert it to UTF-8 text, or name another source."
+            f"{skipped[0]}). Fix: convert it to UTF-8, or name another source."
         )
     return path.name, text, skipped
 
@@ -244,27 +245,27 @@ def _files(root: Path, leave_out: set[str] = frozenset()) -> list[Path]:
 
 
 def _read(files: list[Path], max_bytes: int | None) -> tuple[str, tuple[str, ...]]:
-    """The files' text, end to end, cut at max_bytes; and the files skipped, with reasons."""
+    """The text of the files, cut at max_bytes; and the skipped files, with reasons."""
     parts: list[str] = []
     skipped: list[str] = []
-    room = max_bytes or LARGEST_SOURCE
+    left = max_bytes or LARGEST_SOURCE
     for file in files:
-        if room <= 0:
+        if left <= 0:
             break
         with file.open("rb") as stream:
-            raw = stream.read(room + 4)
-        text, problem = _decode(raw, cut=len(raw) > room)
+            raw = stream.read(left + 4)
+        text, problem = _decode(raw, cut=len(raw) > left)
         if problem:
             skipped.append(f"{file.name}: {problem}")
             continue
         data = text.replace("\r\n", "\n").encode()
-        parts.append(data[:room].decode(errors="ignore"))
-        room -= len(data)
+        parts.append(data[:left].decode(errors="ignore"))
+        left -= len(data)
     return "".join(parts), tuple(skipped)
 
 
 def _decode(raw: bytes, cut: bool) -> tuple[str, str]:
-    """(text, "") or ("", what is wrong). A cut piece may end in the middle of a character."""
+    """(text, "") or ("", problem). A cut text may end in the middle of a character."""
     zero = raw.find(b"\0")
     if zero >= 0:
         return "", f"a zero byte at offset {zero}"

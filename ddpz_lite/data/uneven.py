@@ -1,8 +1,8 @@
-"""Ranks that do not have the same number of batches, or batches of one size.
+"""Ranks with different numbers of batches, or batches of different sizes.
 
 Every strategy expects all ranks to take the same number of steps, and divides a sum of gradients by
-their number. Here a rank that has run out goes on with weight 0, and each of the others weighs by
-what it has: the mean over all samples of the step, whoever has them (lesson 03).
+their number. Here a rank without batches left continues with weight 0, and each of the others
+weighs by its samples. The result is the mean over all samples of the step (lesson 03).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def joined(
             (loss_of(model(x), y) * weight).backward()  # loss_of: a mean over the batch
 
     size: the samples or tokens over which a batch's loss is a mean. weight: N n / Σn, which turns a
-    mean over ranks into the mean over all of the step's samples. A rank that has run out gets its
-    last batch again, with weight 0: it makes every call that the others make, and changes nothing.
+    mean over ranks into the mean over all of the step's samples. A rank without batches left gets
+    its last batch again, with weight 0: it joins every call of the others and changes nothing.
 
     Each step costs an all-reduce of two numbers: the samples, and how many ranks still have some.
-    device: where these lie; NCCL wants a GPU. Break out of the loop on all ranks or on none. Raises
-    ValueError on a rank without a single batch, since it has nothing to go on with.
+    device: of these numbers; NCCL needs a GPU. Break out of the loop on all ranks or on none.
+    Raises ValueError on a rank without a single batch, because it has none to repeat.
     """
     world = dist.get_world_size(group)
     source, batch = iter(batches), None
@@ -42,14 +42,14 @@ def joined(
         fresh = next(source, None)
         if fresh is None and batch is None:
             raise ValueError(
-                f"joined: rank {dist.get_rank()} has no batch at all, and needs one to go on with. "
-                "Deal at least one to every rank."
+                f"joined: rank {dist.get_rank()} has no batch, and needs one to repeat. Fix: "
+                "give every rank at least one."
             )
         batch = batch if fresh is None else fresh
-        mine = 0.0 if fresh is None else float(size(fresh))
-        sums = torch.tensor([mine, fresh is not None], dtype=torch.float64, device=device)  # (2,)
+        local = 0.0 if fresh is None else float(size(fresh))
+        sums = torch.tensor([local, fresh is not None], dtype=torch.float64, device=device)  # (2,)
         dist.all_reduce(sums, group=group)
         total, running = sums.tolist()
         if not running:
             return
-        yield batch, world * mine / total if mine else 0.0
+        yield batch, world * local / total if local else 0.0

@@ -1,18 +1,22 @@
 """Ranks from a notebook cell: `run = dz.launch(fn, world_size=4)` starts four real processes.
 
+In the order to read:
+
+job         one launch: start, receive, find the cause of a failure, clean up
+forkserver  the launcher's side of the fork server: ask for ranks
 zygote      the fork server: torch imported once, a rank forked in milliseconds
-forkserver  the kernel's side of it
-processes   the ranks of one job, as the kernel holds them
-control     the frames in which kernel and ranks talk
-ship        the function there, the result back; names what cannot travel
-rank        what a process does from its first line to its last frame
-telling     an exception on a rank, as plain data
-hearing     the kernel's loop: hears all ranks, prints what they print
-job         one launch: starts, judges, times out, cleans up
-crowd       what a busy machine took from the ranks, which a time limit does not count
-interrupts  Ctrl-C, obeyed where it does no harm
-failure     from what was seen to the one sentence that says why
+huge_pages  what makes its forks cheap
+processes   the ranks of one job, as the launcher holds them
+rank        what a rank does from its first line to its last message
+messages    the protocol between launcher and ranks
+serialize   the function there, the result back; names what cannot be sent
+event_loop  receives messages and output of all ranks
+printer     prints the output; `progress` draws one bar for all ranks
+failure     the root cause of a failed job, in one sentence
+exceptions  an exception on a rank, as plain data
+interrupts  delays Ctrl-C until the job can be ended cleanly
 devices     which backend, which GPU
+run         the results of a job
 """
 
 from __future__ import annotations
@@ -26,22 +30,21 @@ from dataclasses import replace
 from typing import Any
 
 from ddpz_lite.launcher import rank as _rank
-from ddpz_lite.launcher.crowd import cores
-from ddpz_lite.launcher.devices import BACKENDS, device, plan
+from ddpz_lite.launcher.devices import BACKENDS, device, plan, usable_cores
 from ddpz_lite.launcher.failure import RankFailed
 from ddpz_lite.launcher.forkserver import SERVER, ForkServerGone
 from ddpz_lite.launcher.job import Job
 from ddpz_lite.launcher.printer import Printer
 from ddpz_lite.launcher.progress import progress
 from ddpz_lite.launcher.run import Run
-from ddpz_lite.launcher.ship import CannotSend, cell_sources, pack_call
+from ddpz_lite.launcher.serialize import CannotSend, cell_sources, pack_call
 from ddpz_lite.wire import callsite
 
 __all__ = ["CannotSend", "RankFailed", "Run", "device", "launch", "progress", "warm"]
 
 MAX_WORLD = 64
-_said: set[str] = set()  # notes that this kernel has printed once
-_one_at_a_time = threading.RLock()  # see `_run`
+_printed: set[str] = set()  # notes that are printed once per process
+_launch_lock = threading.RLock()  # see `_run`
 _launching = False
 
 
@@ -64,48 +67,48 @@ def launch(
     asks `torch.distributed`, so the same function runs under `torchrun`.
 
     timeout   seconds from the start of the ranks; a job that takes longer is ended, with a report
-              of who waited where. What other programs keep the ranks from running is not counted
+              of where each rank was
     backend   "gloo", "nccl", or "auto": NCCL where there is a GPU for each rank, otherwise gloo
     network   a `Network`, to make the links between ranks slower on purpose
     record    keep the ledger; False runs on the plain backend
-    output    "stream" prints what ranks print as it comes, "by_rank" at the end, rank 0 first
+    output    "stream" prints the ranks' output immediately, "by_rank" at the end, rank 0 first
     survivors  True: the death of a rank is printed, and does not end the others; `run[r]` is None
               for it. The ranks are in no group: `Survivors` forms one. Needs record=False
 
     Returns a `Run`. Raises RankFailed when a rank fails or the job hangs, CannotSend when the
-    function cannot travel, ValueError or TypeError for arguments that make no sense. In every case
-    all processes of the job are gone.
+    function cannot be sent to a process, ValueError or TypeError for invalid arguments. In every
+    case all processes of the job have ended.
     """
     kwargs = {} if kwargs is None else kwargs
     world_size = _check(fn, world_size, args, kwargs, timeout, backend, network, record, output)
     _check_survivors(survivors, record)
     try:
         call = pack_call(fn, tuple(args), dict(kwargs))
-        SERVER.warm()  # it imports torch while this process does
-        orders = _orders(call, world_size, backend, network, record, float(timeout))
-        orders = replace(orders, survivors=bool(survivors))
-        return _run(orders, Printer(world_size, output))
+        SERVER.warm()  # it imports torch while this process does, too
+        spec = _job_spec(call, world_size, backend, network, record, float(timeout))
+        spec = replace(spec, survivors=bool(survivors))
+        return _run(spec, Printer(world_size, output))
     except RankFailed as error:
         raise error.with_traceback(None) from error.__cause__  # see the note below
     except KeyboardInterrupt as error:
-        # [Note: frames] The launcher's frames say nothing to a learner. In a script one is left;
-        # IPython asks the error how it wants to be shown. It stays a plain KeyboardInterrupt, by
-        # which Python ends with the status of an interrupted program.
+        # [Note: frames] A user does not need the launcher's frames. In a script one is left;
+        # IPython asks the error how to show itself. It stays a plain KeyboardInterrupt, by which
+        # Python ends with the status of an interrupted program.
         shown = f"KeyboardInterrupt: launch was interrupted at {callsite.caller()}"
         error._render_traceback_ = lambda: [shown]
         raise error.with_traceback(None) from None
 
 
-def _orders(
+def _job_spec(
     call: bytes, world_size: int, backend: str, network: Any, record: bool, timeout: float
-) -> _rank.Orders:
-    """What all ranks of the job are told; `Job` adds what differs."""
+) -> _rank.JobSpec:
+    """The specification for all ranks; `Job` fills in what differs between them."""
     folder = _folder()
     chosen = plan(world_size, backend)
-    if chosen.note and chosen.note not in _said:
+    if chosen.note and chosen.note not in _printed:
         print(chosen.note)
-        _said.add(chosen.note)
-    return _rank.Orders(
+        _printed.add(chosen.note)
+    return _rank.JobSpec(
         call=call,
         rank=-1,
         world_size=world_size,
@@ -116,7 +119,7 @@ def _orders(
         record=record,
         timeout=timeout,
         origin=0.0,
-        threads=max(1, cores() // world_size),
+        threads=max(1, usable_cores() // world_size),
         cells=cell_sources(),
         path=_import_path(folder),
         cwd=folder,
@@ -124,23 +127,23 @@ def _orders(
     )
 
 
-def _run(orders: _rank.Orders, printer: Printer) -> Run:
-    """One job at a time: other threads wait for their turn, this one cannot wait for itself."""
+def _run(spec: _rank.JobSpec, printer: Printer) -> Run:
+    """One job at a time: other threads wait, and a call from the same thread is an error."""
     global _launching
-    with _one_at_a_time:
+    with _launch_lock:
         if _launching:
             raise RuntimeError(
                 "launch: this thread is in the middle of a launch, and something that interrupted "
-                "it (a signal handler, a destructor) called launch again. Let the handler set a "
-                "flag, and launch when the first job has returned."
+                "it (a signal handler, a destructor) called launch again. Fix: let the handler set "
+                "a flag, and launch when the first job has returned."
             )
         _launching = True
-        callsite.set_cells(orders.labels)
+        callsite.set_cells(spec.labels)
         try:
-            return Job(orders, SERVER, printer).run()
-        except ForkServerGone:  # it was killed while it was idle; a new one may do
+            return Job(spec, SERVER, printer).run()
+        except ForkServerGone:  # it was killed while it was idle; start a new one
             SERVER.close()
-            return Job(orders, SERVER, printer).run()
+            return Job(spec, SERVER, printer).run()
         finally:
             _launching = False
 
@@ -151,11 +154,11 @@ def warm() -> None:
 
 
 def _check(fn, world_size, args, kwargs, timeout, backend, network, record, output) -> int:
-    """The world size as an int. Raises for arguments that make no sense, and where none would."""
+    """The world size as an int. Raises for invalid arguments and on an unsupported system."""
     if sys.platform == "win32":
         raise OSError(
             "launch: Windows cannot fork, and ranks are forks of a process that has torch "
-            "imported. Run the course in WSL 2 (`wsl --install`); the README says how."
+            "imported. Fix: run the course in WSL 2 (`wsl --install`); the README shows how."
         )
     if _rank.current is not None:
         raise RuntimeError(
@@ -164,7 +167,7 @@ def _check(fn, world_size, args, kwargs, timeout, backend, network, record, outp
     if not callable(fn):
         raise TypeError(
             f"launch: the first argument must be a function, got {type(fn).__name__}. "
-            "Pass fn, not fn()."
+            "Fix: pass fn, not fn()."
         )
     _check_call(args, kwargs)
     _check_options(timeout, backend, output)
@@ -174,7 +177,7 @@ def _check(fn, world_size, args, kwargs, timeout, backend, network, record, outp
 
 
 def _world(world_size: Any) -> int:
-    """The number of ranks; any whole number will do, one of numpy's too."""
+    """The number of ranks as an int; NumPy's integers are accepted."""
     try:
         size = None if isinstance(world_size, bool) else operator.index(world_size)
     except TypeError:
@@ -230,7 +233,7 @@ def _check_survivors(survivors: Any, record: bool) -> None:
 
 
 def _folder() -> str | None:
-    """The folder that this process stands in; None if it has been deleted."""
+    """The current working directory; None if it has been deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -238,10 +241,7 @@ def _folder() -> str | None:
 
 
 def _import_path(folder: str | None) -> list[str]:
-    """sys.path with its relative entries made absolute.
-
-    A rank may stand in another folder by the time it imports.
-    """
+    """sys.path with absolute entries, since a rank may import from another working directory."""
     if folder is None:
         return list(sys.path)
     return [os.path.normpath(os.path.join(folder, entry)) for entry in sys.path]

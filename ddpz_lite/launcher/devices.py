@@ -12,7 +12,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 @dataclass(frozen=True)
 class Plan:
-    """The backend of a job, each rank's CUDA device (None: CPU), and what to tell the learner."""
+    """The backend of a job, each rank's CUDA device (None: CPU), and a note to print."""
 
     backend: str
     devices: tuple[int | None, ...]
@@ -20,9 +20,10 @@ class Plan:
 
 
 def plan(world_size: int, backend: str = "auto") -> Plan:
-    """One GPU per rank speaks NCCL, and gloo for tensors on the CPU.
+    """With a GPU per rank: NCCL, and gloo for CPU tensors. With fewer GPUs, ranks share them over
+    gloo, since NCCL refuses two ranks on one GPU.
 
-    More ranks than GPUs share them over gloo alone: NCCL refuses two ranks on one GPU.
+    Raises ValueError for backend="nccl" with fewer GPUs than ranks.
     """
     import torch
 
@@ -30,7 +31,7 @@ def plan(world_size: int, backend: str = "auto") -> Plan:
     if backend == "nccl" and gpus < world_size:
         raise ValueError(
             f"launch: backend='nccl' needs one GPU per rank: {world_size} ranks, {gpus} GPUs here. "
-            "Use backend='auto' (ranks share the GPUs over gloo) or fewer ranks."
+            "Fix: backend='auto' (ranks share the GPUs over gloo) or fewer ranks."
         )
     if gpus == 0:
         return Plan("gloo", (None,) * world_size)
@@ -43,7 +44,7 @@ def plan(world_size: int, backend: str = "auto") -> Plan:
 
 
 def device():
-    """The torch.device of this process, its rank's GPU or the CPU, however it was started."""
+    """The torch.device of this process: its rank's GPU or the CPU, under any launcher."""
     import torch
 
     if _rank.current is not None:
@@ -53,3 +54,10 @@ def device():
     else:
         index = None
     return torch.device("cpu") if index is None else torch.device("cuda", index)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""From what was seen when a job went wrong to the one sentence that says why.
+"""Find the root cause of a failed job and explain it in one sentence.
 
-When one rank fails, the others soon fail too: their peer is gone. So failures are ranked. A rank's
-own exception or death comes first, the earliest of them if there are several; "connection closed by
+When one rank fails, the others soon fail too, because their peer is gone. So failures are ranked: a
+rank's own exception or death comes first, the earliest if there are several. "Connection closed by
 peer" is a consequence and comes last.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from ddpz_lite.launcher.rank import SETUP
 from ddpz_lite.wire import callsite
+from ddpz_lite.wire.stall import name_ranks
 
 PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket closed|gloo/transport"
@@ -32,11 +33,11 @@ STACK_LINE = re.compile(
 
 
 class RankFailed(RuntimeError):
-    """A job of `launch` that did not end well. `str(error)` is the whole story.
+    """A job of `launch` failed. `str(error)` is the full report.
 
     rank: the rank where it began. kind: "raised", "mismatch", "exited", "killed", "stalled" or
-    "timeout". where: the learner's line ("cell 12:3"), or None where nothing could be known.
-    ledger: what was recorded until then.
+    "timeout". where: the line of user code ("cell 12:3"), or None if unknown. ledger: what was
+    recorded until then.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class RankFailed(RuntimeError):
         return type(self), (str(self), self.rank, self.kind, self.where, self.ledger)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the message, for the frames of the launcher would say nothing."""
+        """What IPython shows: the message without the launcher's frames."""
         return [f"RankFailed: {self}"]
 
 
 @dataclass
 class Failure:
-    """One rank's trouble, as the kernel learned of it."""
+    """The failure of one rank, as the launcher received it."""
 
     rank: int
     kind: str
@@ -69,34 +70,34 @@ class Failure:
     where: str | None = None
     traceback: str = ""
     consequence: bool = False  # caused by another rank's failure
-    also: tuple[int, ...] = ()  # ranks that failed in the same words
+    also: tuple[int, ...] = ()  # other ranks with the same failure
 
     @property
-    def alike(self) -> tuple:
-        """What the failures of several ranks share when they are one mistake."""
+    def key(self) -> tuple:
+        """Equal for failures of several ranks that are one mistake."""
         return (self.kind,) if self.kind == "mismatch" else (self.sentence, self.where)
 
     @property
     def short(self) -> str:
-        """The failure in a few words, for the list of where the ranks were."""
+        """The failure in a few words, for the list of ranks."""
         if self.consequence:
             place = f"at {self.where}" if self.where else "while it started"
-            return f"was cut off {place}: its peer was gone"
+            return f"lost its connection {place}: its peer was gone"
         if self.kind == "mismatch":
             return f"found its call at {self.where} to differ too"
         return self.sentence + (f" at {self.where}" if self.where else "")
 
 
 @dataclass
-class Folder:
-    """The traces that ranks leave in the job's folder."""
+class JobFolder:
+    """What ranks write to the job's folder: their stacks and their last known lines."""
 
     path: str
 
     def stack(self, rank: int) -> list[tuple[str, int, str]]:
         """The last stack that faulthandler wrote, innermost first: (file name, line, function)."""
         text = self._read(f"stack.{rank}")
-        if CRASH in text:  # of all threads; the one with the learner's lines is the main thread
+        if CRASH in text:  # of all threads; the main thread is the one with lines of user code
             threads = THREAD.split(text[text.rindex(CRASH) :])
         else:
             threads = [text[max(text.rfind(STACK), 0) :]]
@@ -104,25 +105,18 @@ class Folder:
             [(m["file"], int(m["line"]), m["name"]) for m in STACK_LINE.finditer(part)]
             for part in threads
         ]
-        return next(
-            (s for s in stacks if any(not callsite.is_library(file) for file, _, _ in s)), []
-        )
+        return next((stack for stack in stacks if callsite.of_stack(stack)), [])
 
     def stack_bytes(self, rank: int) -> int:
-        """How much it has written; -1 for a rank that is too young to write."""
+        """How much it has written; -1 if the rank has not opened the file yet."""
         try:
             return os.path.getsize(os.path.join(self.path, f"stack.{rank}"))
         except FileNotFoundError:
             return -1
 
     def stack_place(self, rank: int) -> str | None:
-        """The learner's innermost line of that stack."""
-        lines = [
-            callsite.label(file, line)
-            for file, line, _ in self.stack(rank)
-            if not callsite.is_library(file)
-        ]
-        return lines[0] if lines else None
+        """The innermost line of user code in that stack."""
+        return callsite.of_stack(self.stack(rank))
 
     def collective(self, rank: int) -> str | None:
         """The function of torch.distributed that the stack is in, if it is in one."""
@@ -135,7 +129,7 @@ class Folder:
         return names[-1] if names else None
 
     def last_place(self, rank: int) -> str | None:
-        """Where the rank's heartbeat last saw its main thread."""
+        """The line where the rank's heartbeat last saw its main thread."""
         return self._read(f"place.{rank}").rstrip("\0") or None
 
     def _read(self, name: str) -> str:
@@ -146,33 +140,33 @@ class Folder:
             return ""  # the rank ended before it could write
 
 
-def from_exception(rank: int, at: float, told: dict[str, Any]) -> Failure:
-    """The failure behind a rank's "raised" frame."""
-    lost = told["type"] != "CannotSend" and any(map(PEER_LOST.search, told["messages"]))
-    if told["type"] == "CollectiveMismatch":  # its message is the whole story
-        return Failure(rank, "mismatch", at, told["messages"][0], told["where"])
-    if told["type"] == "SystemExit":
-        sentence = f"called sys.exit({told['messages'][0]})"
-    elif told["type"] == "CannotSend":
-        sentence = f"ended well, but {told['summary']}"
+def from_exception(rank: int, at: float, message: dict[str, Any]) -> Failure:
+    """The failure in a rank's message "raised"."""
+    lost = message["type"] != "CannotSend" and any(map(PEER_LOST.search, message["messages"]))
+    if message["type"] == "CollectiveMismatch":  # its message names ranks and lines
+        return Failure(rank, "mismatch", at, message["messages"][0], message["where"])
+    if message["type"] == "SystemExit":
+        sentence = f"called sys.exit({message['messages'][0]})"
+    elif message["type"] == "CannotSend":
+        sentence = f"finished, but {message['summary']}"
     else:
-        sentence = f"raised {_first_line(told['summary'])}"
-    return Failure(rank, "raised", at, sentence, told["where"], told["traceback"], lost)
+        sentence = f"raised {_first_line(message['summary'])}"
+    return Failure(rank, "raised", at, sentence, message["where"], message["traceback"], lost)
 
 
 def _first_line(summary: str) -> str:
-    """The first line of an exception, up to its last full stop if the text goes on below it."""
+    """The first line of an exception, cut at its last full stop if more lines follow."""
     first, _, rest = summary.partition("\n")
     stop = first.rfind(". ")
     return first[: stop + 1] if rest and stop > 0 else first
 
 
-def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
-    """The failure of a rank that ended without a word."""
+def from_status(rank: int, at: float, status: int, folder: JobFolder) -> Failure:
+    """The failure of a rank whose process ended without a report."""
     where = folder.stack_place(rank)
     seen = folder.last_place(rank)
     last_seen = ""
-    if seen and not where:  # the stack knows better
+    if seen and not where:  # the stack is more exact
         last_seen = f"; last seen {SETUP if seen == SETUP else f'at {seen}'}"
     if seen == SETUP:
         seen = None
@@ -186,9 +180,9 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
     )
     sentence = f"was killed by {name}"
     if -status == signal.SIGSEGV:
-        sentence += " (segmentation fault: native code touched memory that is not its own)"
+        sentence += " (segmentation fault: native code accessed memory outside its own)"
     if -status == signal.SIGBUS:
-        sentence += " (a mapped file had no room: often a full disk, where the temporary files are)"
+        sentence += " (no space for a mapped file: often the disk with the temporary files is full)"
     if -status == signal.SIGKILL:
         sentence += " (often the system's answer to a lack of memory: use less, or fewer ranks)"
     return Failure(rank, "killed", at, sentence + last_seen, where or seen)
@@ -197,46 +191,40 @@ def from_status(rank: int, at: float, status: int, folder: Folder) -> Failure:
 def root_cause(failures: list[Failure]) -> Failure:
     """The failure that explains the others.
 
-    Ranks that failed in the same way count as one, told of the lowest, so that the same mistake
-    gives the same message however the ranks were scheduled.
+    Ranks that failed in the same way count as one failure of the lowest rank, so the same mistake
+    gives the same message under any scheduling.
     """
     first = min(failures, key=lambda failure: (failure.consequence, failure.at))
-    alike = [f for f in failures if f.alike == first.alike]
+    alike = [f for f in failures if f.key == first.key]
     lowest, *also = sorted(alike, key=lambda failure: failure.rank)
     return replace(lowest, at=first.at, also=tuple(failure.rank for failure in also))
 
 
 def explain(root: Failure, positions: dict[int, str]) -> str:
-    """The message for the learner: the cause, its traceback, and where the others were."""
-    whole_story = root.rank < 0 or root.kind == "mismatch"  # the sentence names ranks and places
-    if whole_story:
+    """The report: the cause, its traceback, and where the other ranks were."""
+    complete = root.rank < 0 or root.kind == "mismatch"  # the sentence names ranks and lines
+    if complete:
         lines = [root.sentence]
     else:
         place = f" at {root.where}" if root.where and root.where not in root.sentence else ""
         sentence = (
             root.sentence.replace("was killed", "were killed") if root.also else root.sentence
         )
-        lines = [f"{_ranks(root.rank, *root.also)} {sentence}{place}"]
+        lines = [f"{name_ranks([root.rank, *root.also])} {sentence}{place}"]
     if root.traceback:
         lines += ["", *(f"  {line}" for line in root.traceback.splitlines())]
-    elif root.where and not whole_story:
+    elif root.where and not complete:
         lines += [f"    {source}" for source in _source(root.where)]
-    told = (root.rank,) if root.kind == "mismatch" else (root.rank, *root.also)
-    others = {rank: text for rank, text in positions.items() if rank not in told}
+    named = (root.rank,) if root.kind == "mismatch" else (root.rank, *root.also)
+    others = {rank: text for rank, text in positions.items() if rank not in named}
     if others:
         lines += ["", "where the ranks were:" if root.rank < 0 else "where the others were:"]
         lines += [f"  rank {rank} {text}" for rank, text in sorted(others.items())]
     return "\n".join(lines)
 
 
-def _ranks(*ranks: int) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
 def _source(where: str) -> list[str]:
-    """The line of code behind "cell 12:3", if it can be shown."""
+    """The source of "cell 12:3", if it is available."""
     label, _, number = where.rpartition(":")
     text = (
         linecache.getline(callsite.filename(label), int(number)).strip() if number.isdigit() else ""
@@ -244,8 +232,8 @@ def _source(where: str) -> list[str]:
     return [text] if text else []
 
 
-def running_place(folder: Folder, rank: int, fresh: bool) -> tuple[bool, str]:
-    """(waits in torch.distributed?, where), by a fresh stack or else by its heartbeat."""
+def running_place(folder: JobFolder, rank: int, fresh: bool) -> tuple[bool, str]:
+    """(whether it waits in torch.distributed, where), from a fresh stack or its heartbeat."""
     place = (folder.stack_place(rank) if fresh else None) or folder.last_place(rank)
     if place is None or place == SETUP:
         return False, "was still starting"

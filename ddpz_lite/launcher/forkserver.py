@@ -1,4 +1,4 @@
-"""The kernel's side of the zygote: start it, ask it for ranks."""
+"""The launcher's side of the fork server: start it, and request ranks from it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import sys
 import tempfile
 import threading
 
-from ddpz_lite.launcher.processes import Output, Processes
+from ddpz_lite.launcher.processes import Processes
 from ddpz_lite.launcher.zygote import REQUEST
 
-PATIENCE = 0.5  # seconds for the zygote to end its jobs and itself
+TIMEOUT_S = 0.5  # for the zygote to end its jobs and exit
 PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 ZYGOTE = "ddpz_lite.launcher.zygote"
-# Its package imports it before it is run. runpy warns of that, which must not end it where warnings
-# are errors.
+# The package imports this module before it is run, and runpy warns, which must not be an error.
 QUIET = ["-W", "ignore::RuntimeWarning:runpy"]
 
 
@@ -40,7 +39,7 @@ class ForkServer:
         self._owner: int | None = None
 
     def warm(self) -> None:
-        """Start the zygote; returns at once, torch is imported over there."""
+        """Start the zygote; returns at once, while the zygote imports torch."""
         with self._lock:
             if self._owner == os.getpid() and self._process.poll() is None:
                 return
@@ -61,7 +60,7 @@ class ForkServer:
             atexit.register(self.close)
 
     def start(self, world_size: int, folder: str) -> Processes:
-        """The processes of a new job, which wait for their orders. Raises ForkServerGone."""
+        """The processes of a new job, which wait for its specification. Raises ForkServerGone."""
         self.warm()
         events, their_events = socket.socketpair()
         processes, theirs = Processes([], [], events), [their_events.detach()]
@@ -75,10 +74,10 @@ class ForkServer:
                 raise OSError(
                     errno.EMFILE,
                     f"launch: {world_size} ranks need {4 * world_size} open files here for a "
-                    "moment, more than this process may have; raise the limit (`ulimit -n`)",
+                    "moment, more than this process may have. Fix: raise the limit (`ulimit -n`)",
                 ) from None
             raise ForkServerGone(
-                f"launch: the fork server is gone ({error}).\n{self.last_words()}"
+                f"launch: the fork server is gone ({error}).\n{self.errors()}"
             ) from None
         finally:
             for fd in theirs:
@@ -97,26 +96,27 @@ class ForkServer:
             if self._owner == os.getpid():
                 self._requests.close()
                 try:
-                    self._process.wait(PATIENCE)
-                except subprocess.TimeoutExpired:  # still importing torch: it has no job to end
+                    self._process.wait(TIMEOUT_S)
+                except subprocess.TimeoutExpired:  # still importing torch, without a job
                     self._process.kill()
                     self._process.wait()
                 self._errors.close()
             self._owner = None
 
-    def last_words(self) -> str:
+    def errors(self) -> str:
         """What the zygote printed, if it failed."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
 
 
 def _connect(processes: Processes) -> tuple[int, int]:
-    """One rank's control and output: our ends kept in `processes`, the rank's returned."""
+    """One rank's socket and output pipe: our ends go to `processes`, the rank's are returned."""
     control, their_control = socket.socketpair()
     processes.controls.append(control)
     with their_control:
         read, write = os.pipe()
-        processes.outputs.append(Output(read))
+        os.set_blocking(read, False)
+        processes.outputs.append(read)
         return their_control.detach(), write
 
 
@@ -126,7 +126,9 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # quiet on sockets
+        "TORCH_CPP_LOG_LEVEL": os.environ.get(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        ),  # no notes about sockets
     }
 
 

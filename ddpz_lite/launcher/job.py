@@ -1,7 +1,7 @@
-"""One launch, seen from the kernel: start the ranks, hear them, judge, and leave nothing behind.
+"""One launch: start the ranks, receive from them, explain a failure, and clean up.
 
-The loop runs in the caller's thread, so Ctrl-C interrupts it like any cell, and prints what ranks
-print, because a kernel does not forward the output of its child processes.
+The loop runs in the caller's thread, so that Ctrl-C interrupts it like any cell. It prints what the
+ranks print, because a kernel does not forward the output of its child processes.
 """
 
 from __future__ import annotations
@@ -17,57 +17,56 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ddpz_lite.launcher.control import Control
-from ddpz_lite.launcher.crowd import kept_waiting
+from ddpz_lite.launcher.event_loop import EventLoop
 from ddpz_lite.launcher.failure import (
     Failure,
-    Folder,
+    JobFolder,
     RankFailed,
     explain,
     root_cause,
     running_place,
 )
 from ddpz_lite.launcher.forkserver import ForkServer
-from ddpz_lite.launcher.hearing import Hearing
 from ddpz_lite.launcher.interrupts import Interrupts
+from ddpz_lite.launcher.messages import MessageSocket
 from ddpz_lite.launcher.printer import Printer
 from ddpz_lite.launcher.processes import Processes
-from ddpz_lite.launcher.rank import Orders
+from ddpz_lite.launcher.rank import JobSpec
 from ddpz_lite.launcher.run import Run
 
 START_DEADLINE = 120.0  # seconds for the fork server to import torch, on the slowest disk
-GRACE = 0.1  # seconds to hear the other ranks once the cause is known
+GRACE = 0.1  # seconds to receive the other ranks' reports once the cause is known
 STACKS = 2.0  # seconds at most until each living rank has written its stack
 GRACE_CONSEQUENCE = 2.0  # seconds to wait for the cause when only its consequences are known
-LEAVE = 5.0  # seconds for ranks to end by themselves when all have returned
+LEAVE = 5.0  # seconds for the processes to exit once all ranks have returned
 
 
 class Job:
     """The state of one launch, from the first process to the last descriptor."""
 
-    def __init__(self, orders: Orders, server: ForkServer, printer: Printer):
-        self.world_size = orders.world_size
-        self.orders, self.server, self.printer = orders, server, printer
+    def __init__(self, spec: JobSpec, server: ForkServer, printer: Printer):
+        self.world_size = spec.world_size
+        self.spec, self.server, self.printer = spec, server, printer
         self.began = time.monotonic()
-        self.origin: float | None = None  # when the ranks got their orders
+        self.origin: float | None = None  # when the job was sent to the ranks
         self.stacks_fresh = False
-        self.doom: Any = None  # the stall that the board reported at the last look
+        self.last_stall: Any = None  # what the status file showed in the round before
 
     def run(self) -> Run:
         """Run the job to its end. Raises RankFailed; leaves nothing behind."""
         with Interrupts() as self.interrupts:
             self.path = tempfile.mkdtemp(prefix="ddpz-")
-            self.folder = Folder(self.path)
-            self.board: Any = None
+            self.folder = JobFolder(self.path)
+            self.status_file: Any = None
             self.processes: Processes | None = None
-            self.heard = Hearing(self.world_size, self.printer, self.folder, self.orders.survivors)
+            self.loop = EventLoop(self.world_size, self.printer, self.folder, self.spec.survivors)
             try:
                 self._start()
-                self.heard.until(self.heard.all_returned, self._watch_over)
-                self._dismiss()
+                self.loop.run_until(self.loop.all_returned, self._check)
+                self._let_exit()
                 return self._result()
             except KeyboardInterrupt:
-                self._tell_interrupted()
+                self._report_interrupt()
                 raise
             finally:
                 try:
@@ -78,93 +77,87 @@ class Job:
     # -- the start ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Ask for the processes, and send each its orders once they exist."""
-        if self.orders.record:
-            self.board = self._new_board()
+        """Ask for the processes, and send each its job once they exist."""
+        if self.spec.record:
+            self.status_file = self._new_status_file()
         self.processes = self.server.start(self.world_size, self.path)
-        self.heard.listen(self.processes)
-        self.heard.until(lambda: self.heard.started, self._watch_start)
+        self.loop.register(self.processes)
+        self.loop.run_until(lambda: self.loop.started, self._check_start)
         self.origin = time.monotonic()
         for rank, control in enumerate(self.processes.controls):
-            own = replace(self.orders, rank=rank, folder=self.path, origin=self.origin)
-            self._tell(control, "orders", pickle.dumps(own))
+            own = replace(self.spec, rank=rank, folder=self.path, origin=self.origin)
+            self._send(control, "spec", pickle.dumps(own))
 
-    def _new_board(self) -> Any:
-        from ddpz_lite.wire import Board
+    def _new_status_file(self) -> Any:
+        from ddpz_lite.wire import StatusFile
 
         try:
-            return Board.create(os.path.join(self.path, "board"), self.world_size)
+            return StatusFile.create(os.path.join(self.path, "status"), self.world_size)
         except OSError as error:
-            error.add_note("launch keeps its files there: make room, or set TMPDIR to another disk")
+            error.add_note("Fix: free space there, or set TMPDIR to a folder on another disk.")
             raise
 
-    def _watch_start(self) -> None:
-        self.interrupts.obey()
+    def _check_start(self) -> None:
+        self.interrupts.raise_pending()
         if time.monotonic() > self.began + START_DEADLINE:
             raise RuntimeError(f"launch: no process could be started within {START_DEADLINE:.0f} s")
 
-    def _tell(self, control: socket.socket, kind: str, body: bytes = b"") -> None:
+    def _send(self, control: socket.socket, kind: str, body: bytes = b"") -> None:
         control.setblocking(True)
-        with contextlib.suppress(ConnectionError):  # it is gone: an event says how, or has said
-            Control(control).send(kind, body)
+        with contextlib.suppress(ConnectionError):  # the rank has died: an event reports how
+            MessageSocket(control).send(kind, body)
         control.setblocking(False)
 
-    # -- judging -----------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
-    def _watch_over(self) -> None:
-        """Raise RankFailed as soon as it is clear that the job cannot end well, and why."""
-        self.interrupts.obey()
-        if self.heard.failures:
-            self._judge_failures()
-        elif self._time_is_up():
+    def _check(self) -> None:
+        """Raise RankFailed as soon as it is certain that the job cannot end well, and why."""
+        self.interrupts.raise_pending()
+        if self.loop.failures:
+            self._check_failures()
+        elif time.monotonic() - self.origin > self.spec.timeout:
             self._fail_timeout()
-        elif self.board is not None:
-            doom = self.board.stall(gone=set(self.heard.results))
-            if doom is not None and doom == self.doom:  # twice: not a moment between two calls
+        elif self.status_file is not None:
+            stall = self.status_file.stall(gone=set(self.loop.results))
+            if stall is not None and stall == self.last_stall:  # twice: not between two calls
                 self._ask_for_stacks()
-                self._fail_hang("stalled", doom.rank, doom.sentence)
-            self.doom = doom
+                self._fail_hang("stalled", stall.rank, stall.sentence)
+            self.last_stall = stall
 
-    def _time_is_up(self) -> bool:
-        passed = time.monotonic() - self.origin
-        if passed <= self.orders.timeout:
-            return False
-        return passed - kept_waiting(self.heard.pids, passed) > self.orders.timeout
-
-    def _judge_failures(self) -> None:
-        """Wait a little for the others to speak; then the failure that explains the rest."""
-        failures = self.heard.failures
+    def _check_failures(self) -> None:
+        """Wait a little for other reports, then fail with the one that explains the rest."""
+        failures = self.loop.failures
         if not self.stacks_fresh:
             self._ask_for_stacks()
         root = root_cause(failures)
         if root.consequence:  # of a death, which the others may have been meant to survive
-            root = root_cause([*self.heard.lost, *failures])
+            root = root_cause([*self.loop.lost, *failures])
         grace = GRACE_CONSEQUENCE if root.consequence else GRACE
-        if not self.heard.silent() or time.monotonic() > failures[0].at + grace:
+        if not self.loop.unfinished() or time.monotonic() > failures[0].at + grace:
             self._fail(root, root.rank)
 
     def _ask_for_stacks(self) -> None:
-        """Have every living rank write its stack into the job's folder; a hung one can."""
+        """Have every living rank, even a hung one, write its stack into the job's folder."""
         sizes = {rank: self.folder.stack_bytes(rank) for rank in range(self.world_size)}
         self.processes.ask_for_stacks()
         asked = time.monotonic()
 
         def answered() -> bool:
-            silent, passed = self.heard.silent(), time.monotonic() - asked
-            late = any(-1 < sizes[rank] == self.folder.stack_bytes(rank) for rank in silent)
-            return not silent or passed > (STACKS if late else GRACE)
+            waiting, passed = self.loop.unfinished(), time.monotonic() - asked
+            late = any(-1 < sizes[rank] == self.folder.stack_bytes(rank) for rank in waiting)
+            return not waiting or passed > (STACKS if late else GRACE)
 
-        self.heard.until(answered)
+        self.loop.run_until(answered)
         self.stacks_fresh = True
 
     def _fail_timeout(self) -> None:
-        """Time is up: look first at a rank that runs by itself, else at one that has left."""
+        """Time is up: name a rank that is running, else one that has returned."""
         self._ask_for_stacks()
-        results = self.heard.results
+        results = self.loop.results
         here = [rank for rank in range(self.world_size) if rank not in results]
         running = [rank for rank in here if not self._place(rank)[0]]
         rank = [*running, *sorted(results), *here][0]
-        late = f"the job did not end within timeout={self.orders.timeout:g} s"
+        late = f"the job did not end within timeout={self.spec.timeout:g} s"
         first = f"Look first at rank {rank}: it {dict(self._positions())[rank]}"
         self._fail_hang("timeout", rank, f"{late}. {first}")
 
@@ -176,14 +169,14 @@ class Job:
         positions = dict(self._positions())
         self._end()
         self.printer.finish()
-        records, _ = self.heard.ledger()
+        records, _ = self.loop.ledger()
         raise RankFailed(explain(root, positions), rank, root.kind, root.where, records)
 
     def _positions(self) -> Iterator[tuple[int, str]]:
         """(rank, where it is) in words, for every rank."""
-        failed = {f.rank: f for f in (*self.heard.lost, *self.heard.failures)}
+        failed = {f.rank: f for f in (*self.loop.lost, *self.loop.failures)}
         for rank in range(self.world_size):
-            if rank in self.heard.results:
+            if rank in self.loop.results:
                 yield rank, "had returned"
             elif rank in failed:
                 yield rank, failed[rank].short
@@ -191,72 +184,76 @@ class Job:
                 yield rank, self._place(rank)[1]
 
     def _place(self, rank: int) -> tuple[bool, str]:
-        """(whether it waits in a collective, where it is): by the board, or else by its stack."""
-        if self.board is not None and (position := self.board.position(rank)).phase != "running":
-            return position.phase == "waiting", self.board.describe(rank)
+        """(whether it waits in a collective, where it is): from the status file or its stack."""
+        if (
+            self.status_file is not None
+            and (position := self.status_file.position(rank)).phase != "running"
+        ):
+            return position.phase == "waiting", self.status_file.describe(rank)
         return running_place(self.folder, rank, self.stacks_fresh)
 
-    def _tell_interrupted(self) -> None:
-        """Ctrl-C: say where the ranks were, and that they are gone."""
-        words: list[tuple[int, str]] = []
+    def _report_interrupt(self) -> None:
+        """Ctrl-C: print where the ranks were, and that they have been ended."""
+        positions: list[tuple[int, str]] = []
         if self.origin is not None:
             self._ask_for_stacks()
-            words = list(self._positions())
+            positions = list(self._positions())
         self._end()
         self.printer.finish()
         print("interrupted; the ranks have been ended.")
-        for rank, text in words:
-            print(f"  rank {rank} {text}")
+        for rank, text in positions:
+            done = self.loop.progress_of(rank)
+            print(f"  rank {rank} {text}" + (f"; it had finished {done}" if done else ""))
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _dismiss(self) -> None:
-        """All have returned: let them go, and hear what they still print."""
+    def _let_exit(self) -> None:
+        """All ranks have returned: let their processes exit, and print what they still print."""
         for control in self.processes.controls:
-            self._tell(control, "bye")
+            self._send(control, "exit")
         deadline = time.monotonic() + LEAVE
-        self.heard.until(
-            lambda: self.heard.over or time.monotonic() > deadline, self.interrupts.obey
+        self.loop.run_until(
+            lambda: self.loop.over or time.monotonic() > deadline, self.interrupts.raise_pending
         )
 
     def _end(self) -> None:
-        """Kill what still runs, wait until it is gone, and read what was printed up to then."""
+        """Kill the processes that still run, wait for their end, and read their last output."""
         if self.processes is None:
             return
-        if not self.heard.over:
-            self.heard.killed = True
+        if not self.loop.over:
+            self.loop.killed = True
             self.processes.kill()
             deadline = time.monotonic() + LEAVE
-            self.heard.until(lambda: self.heard.over or time.monotonic() > deadline)
-        self.heard.drain()
+            self.loop.run_until(lambda: self.loop.over or time.monotonic() > deadline)
+        self.loop.drain()
 
     def _close(self) -> None:
         if self.processes is not None:
             self.processes.close()
-        if self.board is not None:
-            self.board.close()
-        self.heard.close()
+        if self.status_file is not None:
+            self.status_file.close()
+        self.loop.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _result(self) -> Run:
         self.printer.finish()
-        records, spans = self.heard.ledger()
+        records, spans = self.loop.ledger()
         values = [self._value(rank) for rank in range(self.world_size)]
         seconds = time.monotonic() - self.began
         began = time.time() - (time.monotonic() - self.origin)
-        return Run(values, seconds, self.orders.backend, records, spans, self.printer.lines, began)
+        return Run(values, seconds, self.spec.backend, records, spans, self.printer.lines, began)
 
     def _value(self, rank: int) -> Any:
-        if any(failure.rank == rank for failure in self.heard.lost):
+        if any(failure.rank == rank for failure in self.loop.lost):
             return None
         try:
-            return pickle.loads(self.heard.results[rank])
+            return pickle.loads(self.loop.results[rank])
         except Exception as error:
             raise RankFailed(
-                f"rank {rank} ended well, but its result cannot be rebuilt in the notebook "
+                f"rank {rank} returned, but its result cannot be rebuilt in the notebook "
                 f"({type(error).__name__}: {error}). "
-                "Return data: numbers, strings, tensors, lists, dicts.",
+                "Fix: return data: numbers, strings, tensors, lists, dicts.",
                 rank,
                 "raised",
-                ledger=self.heard.ledger()[0],
+                ledger=self.loop.ledger()[0],
             ) from error

@@ -1,4 +1,4 @@
-"""What ranks print, shown in the notebook: line by line as it comes, or rank by rank at the end."""
+"""Print the output of ranks: line by line when it arrives, or rank by rank at the end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 from tqdm import tqdm
 
-# A rank that prints in a loop must not take the browser with it.
+# A rank that prints in a loop must not freeze the browser.
 MAX_LINES = 10_000  # per rank; a long line counts as one for every LINE bytes
 LINE = 1000
-LONGEST = 1 << 16  # bytes: what comes without a newline is shown in pieces of this size
-# What gloo says by itself: its greeting, and that a connection broke, which the report says better.
+LONGEST = 1 << 16  # bytes: output without a newline is printed in parts of this size
+# What gloo prints: a greeting, and a lost connection, which the report explains better.
 NOISE = re.compile(rb"^\[Gloo\] Rank \d+ is connected|^\[E\d+ .*Gloo connectFullMesh failed")
 
 
@@ -21,7 +21,7 @@ class Printer:
     def __init__(self, world_size: int, mode: str):
         self.lines: list[list[str]] = [[] for _ in range(world_size)]
         self._pending = [b""] * world_size
-        self._room = [MAX_LINES] * world_size
+        self._lines_left = [MAX_LINES] * world_size
         self._stream = mode == "stream"
 
     def feed(self, rank: int, data: bytes) -> None:
@@ -35,7 +35,7 @@ class Printer:
         self._pending[rank] = rest
 
     def finish(self) -> None:
-        """Print unfinished last lines, and in the rank-by-rank mode everything."""
+        """Print unfinished last lines; in the rank-by-rank mode print everything."""
         for rank, rest in enumerate(self._pending):
             if rest:
                 self._line(rank, rest)
@@ -46,12 +46,12 @@ class Printer:
                     print(f"[rank {rank}] {line}")
 
     def _line(self, rank: int, raw: bytes) -> None:
-        if NOISE.match(raw) or self._room[rank] < 0:
+        if NOISE.match(raw) or self._lines_left[rank] < 0:
             return
         shown = raw.rstrip(b"\r").rpartition(b"\r")[2]
-        self._room[rank] -= 1 + len(shown) // LINE
+        self._lines_left[rank] -= 1 + len(shown) // LINE
         line = shown.decode(errors="replace")
-        if self._room[rank] < 0:
+        if self._lines_left[rank] < 0:
             line = f"... more than {MAX_LINES:,} lines: the rest of this rank's output is not shown"
         self.lines[rank].append(line)
         if self._stream:

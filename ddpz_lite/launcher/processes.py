@@ -1,4 +1,4 @@
-"""The processes of one job as the kernel holds them."""
+"""The processes of one job, as the launcher holds them."""
 
 from __future__ import annotations
 
@@ -10,43 +10,27 @@ from dataclasses import dataclass
 from ddpz_lite.launcher.zygote import SIGNAL_KILL, SIGNAL_STACKS
 
 
-class Output:
-    """What a rank prints: a pipe, read without waiting."""
-
-    def __init__(self, fd: int):
-        self._fd = fd
-        os.set_blocking(fd, False)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def read(self, size: int) -> bytes:
-        """The next bytes; b"" at the end. Raises BlockingIOError when there is nothing yet."""
-        return os.read(self._fd, size)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 @dataclass
 class Processes:
-    """The ranks of one job: what they are told on, what they print, and the means to end them."""
+    """The ranks of one job: a message socket and an output pipe for each, and the job's socket."""
 
     controls: list[socket.socket]
-    outputs: list[Output]
-    events: socket.socket  # JSON lines: {"pids": [...]}, {"rank": r, "status": n}, {"over": true}
+    outputs: list[int]  # pipes, non-blocking
+    events: socket.socket  # JSON lines: {"started": true}, {"rank": r, "status": n}, {"over": true}
 
     def ask_for_stacks(self) -> None:
-        self._say(SIGNAL_STACKS)
+        self._signal(SIGNAL_STACKS)
 
     def kill(self) -> None:
-        self._say(SIGNAL_KILL)
+        self._signal(SIGNAL_KILL)
 
     def close(self) -> None:
-        """Give up the job: whatever still lives is killed by the other side."""
-        for item in (*self.controls, *self.outputs, self.events):
-            item.close()
+        """Close the job; the fork server kills what still lives."""
+        for sock in (*self.controls, self.events):
+            sock.close()
+        for fd in self.outputs:
+            os.close(fd)
 
-    def _say(self, word: bytes) -> None:
+    def _signal(self, signal: bytes) -> None:
         with contextlib.suppress(OSError):  # the fork server is gone, and the ranks with it
-            self.events.sendall(word)
+            self.events.sendall(signal)

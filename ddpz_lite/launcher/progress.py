@@ -1,4 +1,4 @@
-"""One progress bar for all ranks: each tells how far it is, the kernel draws the slowest."""
+"""One progress bar for all ranks: each reports its progress, the launcher draws the slowest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ddpz_lite.launcher import rank as _rank
 
 Item = TypeVar("Item")
-EVERY = 0.1  # seconds between two words to the kernel
+EVERY = 0.1  # seconds between two reports of a rank
 
 
 def progress(
@@ -19,9 +19,8 @@ def progress(
 ) -> Iterator[Item]:
     """Iterate over `items` and show how far the ranks are: `for i in dz.progress(range(100)): ...`
 
-    Under `dz.launch` the notebook draws one bar, at the pace of the slowest rank. In a plain
-    process it draws its own. `total` is needed where `items` has no length; without it only the
-    count is shown.
+    Under `dz.launch` the notebook draws one bar, for the slowest rank; any other process draws its
+    own. `total` is needed where `items` has no length; without it only the count is shown.
     """
     if total is None:
         total = len(items) if hasattr(items, "__len__") else None
@@ -29,29 +28,30 @@ def progress(
     bar = None if here else Bar(1)
     last = 0.0
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if here:
             here.control.send("bar", json.dumps([label, done, total]).encode())
         else:
             bar.update(0, label, done, total)
 
     done = 0
-    tell(done)
+    report(done)
     try:
         for done, item in enumerate(items, 1):
             yield item
             if time.monotonic() - last > EVERY:
-                tell(done)
+                report(done)
                 last = time.monotonic()
     finally:
-        tell(done)
+        report(done)
         if bar:
             bar.close()
 
 
 class Bar:
-    """The kernel's bar. In a notebook it is one HTML element that ends as a line of text without
-    times, so that the stored output does not change from run to run; in a terminal it is tqdm's.
+    """The bar of a job: in a notebook one HTML element, in a terminal tqdm's.
+
+    The HTML ends as a line of text without times, so the stored output is the same in every run.
     """
 
     def __init__(self, world_size: int):
@@ -62,16 +62,20 @@ class Bar:
 
     def update(self, rank: int, label: str, done: int, total: int | None) -> None:
         self._state[rank] = (label, done, total)
-        told = [state for state in self._state if state]
-        label, done, total = min(told, key=lambda state: state[1])
+        known = [state for state in self._state if state]
+        label, done, total = min(known, key=lambda state: state[1])
         if self._notebook:
             self._draw_html(label, done, total)
         else:
             self._draw_tqdm(label, done, total)
 
     def forget(self, rank: int) -> None:
-        """It has died: the others do not wait for it."""
+        """Ignore a rank that has died."""
         self._state[rank] = None
+
+    def text_of(self, rank: int) -> str:
+        """ "step 12 of 200", or "" before the first report of the rank."""
+        return _text(*self._state[rank]) if self._state[rank] else ""
 
     def close(self) -> None:
         if self._tqdm:
@@ -82,7 +86,7 @@ class Bar:
 
         from IPython.display import display
 
-        text = f"{label} {done}" + (f" of {total}" if total is not None else "")
+        text = _text(label, done, total)
         slowest = "" if len(self._state) == 1 else f" on {len(self._state)} ranks"
         meter = (
             f'<progress value="{done}" max="{total}"></progress> ' if total and done < total else ""
@@ -99,3 +103,7 @@ class Bar:
 
             self._tqdm = tqdm(total=total, desc=label, disable=not sys.stderr.isatty())
         self._tqdm.update(done - self._tqdm.n)
+
+
+def _text(label: str, done: int, total: int | None) -> str:
+    return f"{label} {done}" + (f" of {total}" if total is not None else "")

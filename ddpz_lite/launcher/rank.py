@@ -1,9 +1,8 @@
-"""What a process does from the moment it becomes a rank until its last frame is sent.
+"""What a process does from the moment it becomes a rank until its last message is sent.
 
-The rank never decides whether the job failed: it sends what happened (a result, or an exception as
-text) and waits for the kernel's word. A rank that raised therefore keeps its sockets open, its
-peers stay where they were, and the report can say where that was, instead of showing four
-"connection closed by peer".
+The rank never decides whether the job failed. It sends what happened (a result, or an exception as
+text) and waits for the launcher. So a rank that raised keeps its sockets open, its peers stay where
+they were, and the report can name those lines instead of four "connection closed by peer".
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ddpz_lite.launcher.control import Control
-from ddpz_lite.launcher.ship import pack_result
-from ddpz_lite.launcher.telling import describe
+from ddpz_lite.launcher.exceptions import exception_data
+from ddpz_lite.launcher.messages import MessageSocket
+from ddpz_lite.launcher.serialize import pack_result
 from ddpz_lite.wire import callsite
 
-HEARTBEAT = 0.2  # seconds between two notes of where the main thread is
-PLACE_BYTES = 256  # the size of such a note in the job's folder
+HEARTBEAT = 0.2  # seconds between two notes of the main thread's line
+PLACE_BYTES = 256  # of such a note in the job's folder
 LONGEST = 365 * 86400.0  # seconds: the longest time limit that gloo can count
 SETUP = "setting up"
 
 
 @dataclass(frozen=True)
-class Orders:
-    """All that a rank needs to know; sent to it as its first frame."""
+class JobSpec:
+    """What a rank has to run and how; its first message."""
 
     call: bytes  # cloudpickle of (fn, args, kwargs)
     rank: int
     world_size: int
-    folder: str  # the job's private folder: store, board, stacks, places
+    folder: str  # the job's private folder: store, status file, stacks, last lines
     backend: str  # "gloo", "nccl", or one for each device: "cpu:gloo,cuda:nccl"
     devices: tuple[int | None, ...]  # the CUDA device of each rank
     network: Any  # wire.Network or None
@@ -55,11 +54,11 @@ class Orders:
     timeout: float  # seconds
     origin: float  # time.monotonic() at the start of the job
     threads: int
-    cells: dict[str, tuple[str, list[str]]]  # see `ship.cell_sources`
+    cells: dict[str, tuple[str, list[str]]]  # see `serialize.cell_sources`
     path: list[str]
     cwd: str | None  # None: it was deleted under the notebook
     environ: dict[str, str] = field(repr=False)
-    survivors: bool = False  # they form the group, and the death of one does not end the job
+    survivors: bool = False  # they form the group; the death of one does not end the job
 
     @property
     def labels(self) -> dict[str, str]:
@@ -72,7 +71,7 @@ class Rank:
     """This process as a rank; `current` is None everywhere else."""
 
     rank: int
-    control: Control
+    control: MessageSocket
     device: int | None
 
 
@@ -80,66 +79,66 @@ current: Rank | None = None
 
 
 def main(sock: socket.socket, zygote: int) -> int:
-    """Be a rank of the job whose orders arrive on `sock`. Returns the exit status.
+    """Run the job that arrives on `sock` as one of its ranks. Returns the exit status.
 
-    zygote: the process id of our parent; when it is gone, so is the job.
+    zygote: the process id of the parent; the rank ends when the parent is gone.
     """
     global current
-    control = Control(sock)
+    control = MessageSocket(sock)
     frame = control.receive()
     if frame is None:
         return 1
-    orders: Orders = pickle.loads(frame[1])
-    current = Rank(orders.rank, control, orders.devices[orders.rank])
-    _settle(orders)
-    _watch(orders, zygote)
-    board = _board(orders)
+    spec: JobSpec = pickle.loads(frame[1])
+    current = Rank(spec.rank, control, spec.devices[spec.rank])
+    _set_up_process(spec)
+    _install_traces(spec, zygote)
+    status_file = _open_status_file(spec)
     try:
-        body = _work(orders, board)
+        body = _run_function(spec, status_file)
         kind = "result"
-    except BaseException as error:  # SystemExit ends a rank too, and must be told
-        kind, body = "raised", pickle.dumps(describe(error, _history(orders)))
+    except BaseException as error:  # SystemExit ends a rank too, and is reported
+        kind, body = "raised", pickle.dumps(exception_data(error, _history(spec)))
     _flush()
     control.send(kind, body)
-    if board and kind == "raised":  # told first: a peer that waits for us is no stall of its own
-        board.mark("raised")
-    control.receive()  # the kernel says when: peers may still need this rank's sockets
+    if status_file and kind == "raised":  # sent first: then a waiting peer is not a stall
+        status_file.mark("raised")
+    control.receive()  # wait for the launcher: peers may still need this rank's sockets
     if kind == "result":
         atexit._run_exitfuncs()
     _flush()
     return 0 if kind == "result" else 1
 
 
-# -- the surroundings ------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
-def _settle(orders: Orders) -> None:
-    """Make this process look like the one that called launch."""
-    if orders.cwd is not None:
-        os.chdir(orders.cwd)
-    sys.path[:] = orders.path
-    _settle_environment(orders)
-    _settle_streams()
+def _set_up_process(spec: JobSpec) -> None:
+    """Give this process the folder, import path, streams and cells of the caller of launch."""
+    if spec.cwd is not None:
+        os.chdir(spec.cwd)
+    sys.path[:] = spec.path
+    _set_environment(spec)
+    _set_streams()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for filename, (_, lines) in orders.cells.items():
+    for filename, (_, lines) in spec.cells.items():
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
-    callsite.set_cells(orders.labels)
-    bdb.Bdb.set_trace = _no_debugger  # every debugger's breakpoint comes through here
-    warnings.showwarning = partial(_warn, orders.rank)
+    callsite.set_cells(spec.labels)
+    bdb.Bdb.set_trace = _no_debugger  # every debugger's breakpoint calls it
+    warnings.showwarning = partial(_warn, spec.rank)
     if "numpy" in sys.modules:  # torch and random reseed themselves in a fork, numpy does not
         sys.modules["numpy"].random.seed()
 
 
-def _settle_environment(orders: Orders) -> None:
-    """Write what differs only: the zygote has most of it, in pages that ranks share."""
+def _set_environment(spec: JobSpec) -> None:
+    """Change only what differs from the zygote, because ranks share the pages with the rest."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     wanted = {
         "GLOO_SOCKET_IFNAME": loopback,
-        **orders.environ,
-        "RANK": str(orders.rank),
-        "LOCAL_RANK": str(orders.rank),
-        "WORLD_SIZE": str(orders.world_size),
-        "LOCAL_WORLD_SIZE": str(orders.world_size),
+        **spec.environ,
+        "RANK": str(spec.rank),
+        "LOCAL_RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.world_size),
     }
     for name in set(os.environ) - wanted.keys():
         del os.environ[name]
@@ -148,8 +147,8 @@ def _settle_environment(orders: Orders) -> None:
             os.environ[name] = value
 
 
-def _settle_streams() -> None:
-    """An empty standard input, and output that leaves line by line."""
+def _set_streams() -> None:
+    """An empty standard input, and output that is flushed after each line."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -169,9 +168,9 @@ def _warn(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """A warning with the learner's line: torch's own file, or one of ours, would say nothing.
+    """Print a warning with the line of user code instead of a line in torch or this library.
 
-    That something is deprecated is the same on all ranks, and rank 0 says it.
+    Deprecations are the same on all ranks, so only rank 0 prints them.
     """
     if rank and issubclass(category, (FutureWarning, DeprecationWarning)):
         return
@@ -183,41 +182,41 @@ def _warn(
 
 def _no_debugger(*_: Any, **__: Any) -> None:
     raise RuntimeError(
-        "a rank has no keyboard, so no debugger can stop here. Print what you want to see, or "
-        "return it and look at run[rank] in the notebook; with one rank, call the function itself."
+        "a rank has no keyboard, so no debugger can stop here. Fix: print the value, or return it "
+        "and look at run[rank] in the notebook; with one rank, call the function directly."
     )
 
 
 # -- traces for the report -------------------------------------------------------------------------
 
 
-def _watch(orders: Orders, zygote: int) -> None:
-    """Leave traces for the report: stacks on a crash or on request, and places."""
-    stack = open(os.path.join(orders.folder, f"stack.{orders.rank}"), "w")  # noqa: SIM115 (open until the end)
+def _install_traces(spec: JobSpec, zygote: int) -> None:
+    """Write what the report needs: stacks on a crash or on request, and the last known line."""
+    stack = open(os.path.join(spec.folder, f"stack.{spec.rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     leave = os._exit
 
-    def tell_and_exit(status: int) -> None:
+    def trace_and_exit(status: int) -> None:
         faulthandler.dump_traceback(stack, all_threads=False)
         _flush()
         leave(status)
 
-    def disown() -> None:
+    def stop_in_child() -> None:
         faulthandler.disable()
         faulthandler.unregister(signal.SIGUSR1)
         os._exit = leave
 
-    os._exit = tell_and_exit  # the one way out that leaves no trace of its own
-    os.register_at_fork(after_in_child=disown)  # a worker must not sign in the rank's name
-    path = os.path.join(orders.folder, f"place.{orders.rank}")
+    os._exit = trace_and_exit  # the only exit that leaves no trace otherwise
+    os.register_at_fork(after_in_child=stop_in_child)  # a worker is not the rank
+    path = os.path.join(spec.folder, f"place.{spec.rank}")
     place = os.open(path, os.O_CREAT | os.O_WRONLY)
     beat = (place, threading.get_ident(), zygote, leave)
-    threading.Thread(target=_beat, args=beat, name="ddpz-heartbeat", daemon=True).start()
+    threading.Thread(target=_heartbeat, args=beat, name="ddpz-heartbeat", daemon=True).start()
 
 
-def _beat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None]) -> None:
-    """Note where the main thread is, again and again, and end with the zygote."""
+def _heartbeat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None]) -> None:
+    """Note the main thread's line repeatedly, and end the rank when the zygote is gone."""
     pause = HEARTBEAT / 16  # a job may be short
     while True:
         time.sleep(pause)
@@ -234,53 +233,49 @@ def _beat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None
 # -- the work --------------------------------------------------------------------------------------
 
 
-def _board(orders: Orders) -> Any:
-    if not orders.record:
+def _open_status_file(spec: JobSpec) -> Any:
+    if not spec.record:
         return None
-    from ddpz_lite.wire import Board
+    from ddpz_lite.wire import StatusFile
 
-    return Board.open(os.path.join(orders.folder, "board"), orders.rank)
+    return StatusFile(os.path.join(spec.folder, "status"), spec.rank)
 
 
-def _work(orders: Orders, board: Any) -> bytes:
-    """Join the group if there is one, call the function, return the body of the result frame."""
+def _run_function(spec: JobSpec, status_file: Any) -> bytes:
+    """Join the process group, call the function, return the body of the result message."""
     import torch
 
-    torch.set_num_threads(orders.threads)
-    if (device := orders.devices[orders.rank]) is not None:
+    torch.set_num_threads(spec.threads)
+    if (device := spec.devices[spec.rank]) is not None:
         torch.cuda.set_device(device)
-    fn, args, kwargs = pickle.loads(orders.call)
-    if not orders.survivors:
-        _join(orders, board)
+    fn, args, kwargs = pickle.loads(spec.call)
+    if not spec.survivors:
+        _join(spec, status_file)
     value = _call(fn, args, kwargs)
-    if board:
-        board.mark("returned")
-    return pickle.dumps((pack_result(value), _history(orders)))
+    if status_file:
+        status_file.mark("returned")
+    return pickle.dumps((pack_result(value), _history(spec)))
 
 
-def _join(orders: Orders, board: Any) -> None:
-    """Make the process group of all ranks, on the wire if the job is recorded."""
+def _join(spec: JobSpec, status_file: Any) -> None:
+    """Form the process group of all ranks, on the wire if the job is recorded."""
     import torch.distributed as dist
 
     from ddpz_lite import wire
 
-    backend = orders.backend
-    if orders.record:
-        wire.attach(board, backend=backend, network=orders.network, origin=orders.origin)
+    backend = spec.backend
+    if spec.record:
+        wire.attach(status_file, backend=backend, network=spec.network, origin=spec.origin)
         backend = "wire"
-    # The launcher's own timeout comes first: it knows more than the backend when it has to say
-    # what hangs.
-    timeout = datetime.timedelta(seconds=min(orders.timeout + 60, LONGEST))
-    store = dist.FileStore(os.path.join(orders.folder, "store"), orders.world_size)
-    world = {"rank": orders.rank, "world_size": orders.world_size}
+    # Longer than the launcher's timeout, which comes first because its report knows more.
+    timeout = datetime.timedelta(seconds=min(spec.timeout + 60, LONGEST))
+    store = dist.FileStore(os.path.join(spec.folder, "store"), spec.world_size)
+    world = {"rank": spec.rank, "world_size": spec.world_size}
     dist.init_process_group(backend, store=store, timeout=timeout, **world)
 
 
 def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the function returns.
-
-    A fork that it made and that comes back ends here: only the rank itself speaks to the kernel.
-    """
+    """Call the function. A fork that it made and that returns ends here: only the rank reports."""
     rank = os.getpid()
     try:
         return fn(*args, **kwargs)
@@ -294,19 +289,15 @@ def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _history(orders: Orders) -> tuple[list, list]:
-    """What the wire saw on this rank: (records, spans)."""
+def _history(spec: JobSpec) -> tuple[list, list]:
+    """What the wire recorded on this rank: (records, spans)."""
     from ddpz_lite import wire
 
-    return wire.detach() if orders.record else ([], [])
+    return wire.detach() if spec.record else ([], [])
 
 
 def _flush() -> None:
-    """Send what the streams hold.
-
-    The learner may have closed them or put anything in their place, which is no reason to lose the
-    result.
-    """
+    """Flush the streams; user code may have closed or replaced them, which is not a failure."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             stream.flush()

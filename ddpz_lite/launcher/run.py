@@ -1,4 +1,4 @@
-"""What a finished job hands back."""
+"""The results of a finished job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run(Sequence):
-    """The results of a job by rank, and what its ranks sent to each other.
+    """The results of a job by rank, and the records of its communication.
 
     `run[r]` is what the function returned on rank r; iterating yields the results by rank;
     `len(run)` is the world size.
@@ -22,12 +22,11 @@ class Run(Sequence):
     results: list[Any]
     seconds: float  # wall time of the job, start-up included
     backend: str  # "gloo", "nccl", or one for each device: "cpu:gloo,cuda:nccl"
-    ledger: list[Record] = field(
-        default_factory=list
-    )  # one record per collective per rank, by rank and order of issue
-    spans: list[Span] = field(default_factory=list)  # what the function marked with dz.span
+    # One record per collective per rank, by rank and order of issue.
+    ledger: list[Record] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)  # the blocks `with dz.span(name)`
     output: list[list[str]] = field(default_factory=list)  # the lines that each rank printed
-    began: float = 0.0  # time.time() when the clock of ledger and spans stood at 0
+    began: float = 0.0  # time.time() at time 0 of ledger and spans
 
     @property
     def world_size(self) -> int:
@@ -36,7 +35,7 @@ class Run(Sequence):
     def bytes_sent(self, far: bool | None = None) -> dict[int, dict[str, int]]:
         """Bytes that each rank sent, by operation: {rank: {op: bytes}}.
 
-        far: True counts what went to other nodes of the `Network`, False what stayed on the node.
+        far: True counts bytes to other nodes of the `Network` (inter-node), False those within one.
         """
         total: dict[int, dict[str, int]] = {rank: {} for rank in range(self.world_size)}
         for record in self.ledger:
@@ -57,14 +56,15 @@ class Run(Sequence):
 
         offsets    how far each rank's clock is ahead of rank 0's: seconds, or (seconds at time 0,
                    seconds gained per second). None: they share one, as on one machine
-        profiles   files that torch.profiler exported on the ranks, to lie beside their collectives
+        profiles   files that torch.profiler exported on the ranks, shown next to their collectives
 
         `ddpz explain` reads the file. Raises ValueError if nothing was recorded, for offsets that
-        do not fit the ranks, and for a profile that does not say its rank.
+        do not fit the ranks, and for a profile without its rank.
         """
-        from ddpz_lite.wire.trace import write_trace
+        from ddpz_lite.wire.trace import Trace, write_trace
 
-        write_trace(path, self, offsets, profiles)
+        trace = Trace(self.world_size, self.ledger, self.spans, self.backend, self.began)
+        write_trace(path, trace, offsets, profiles)
 
     def __getitem__(self, rank):
         return self.results[rank]

@@ -1,20 +1,19 @@
 """The fork server: a process that has imported torch once, and forks a ready rank in milliseconds.
 
-Python's `multiprocessing` has a fork server too. This one differs in three ways that the course
-needs:
+Python's `multiprocessing` has a fork server too. This one differs in three ways:
 
-* A job is a socket. The zygote reports each rank's end on it; when the kernel closes it, for
-  whatever reason (the job is done, Ctrl-C, `kill -9` of the kernel), every process of the job is
-  killed and its folder removed.
-* Ranks are children of the zygote, and the zygote ends with the kernel, so on Linux the operating
-  system itself kills them (PR_SET_PDEATHSIG), even when one is stuck in C code with the interpreter
-  lock held.
-* The caller's `__main__` is never imported again: the function travels by value (see ship.py), so a
-  launch costs the same from a notebook, a script and a test, and a script needs no `if __name__ ==
-  "__main__"`.
+* A job is a socket. The zygote reports each rank's end on it. When the launcher closes it, for any
+  reason (the job is done, Ctrl-C, `kill -9` of the kernel), every process of the job is killed and
+  its folder removed.
+* Ranks are children of the zygote, and the zygote ends with its parent, so on Linux the operating
+  system itself kills them (PR_SET_PDEATHSIG), even one that is stuck in C code with the
+  interpreter lock held.
+* The caller's `__main__` is never imported again, because the function is sent by value (see
+  serialize.py). So a launch costs the same from a notebook, a script and a test, and a script needs
+  no `if __name__ == "__main__"`.
 
-The zygote stays single-threaded and never computes: forking is safe only while no thread pool of
-torch exists.
+The zygote stays single-threaded and never computes: forking is safe only while torch has no thread
+pool.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ddpz_lite.launcher import forking
+from ddpz_lite.launcher import huge_pages
 from ddpz_lite.wire import callsite
 
 # Needed by every rank; imported before the first fork.
@@ -50,7 +49,7 @@ PRELOAD = [
     "ddpz_lite.wire.backend",
     "ddpz_lite.launcher.rank",
 ]
-# Needed by some ranks, and slow. torch._dynamo hides behind the first optimizer.
+# Needed by some ranks, and slow. The first optimizer imports torch._dynamo.
 PRELOAD_IDLE = [
     "torch._dynamo",
     "torch.distributed.device_mesh",
@@ -62,26 +61,26 @@ PRELOAD_IDLE = [
     "ddpz_lite.checkpoint.save_load",
     "ddpz_lite.meter",
 ]
-# A request: how many ranks, and the length of the folder's name, which follows; descriptors travel
-# beside it.
+# A request: the number of ranks and the length of the folder's name, which follows. Descriptors are
+# passed with it.
 REQUEST = struct.Struct("!II")
-# Words of the kernel about a job. A closed socket means SIGNAL_KILL too.
+# Signals of the launcher about a job. A closed socket means SIGNAL_KILL too.
 SIGNAL_STACKS = b"S"  # ask every living rank for its stack (faulthandler, SIGUSR1)
 SIGNAL_KILL = b"K"  # end every rank now
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PAUSE = 0.5  # seconds between two looks at whether the kernel lives
+PAUSE = 0.5  # seconds between two checks whether the parent lives
 
 
 @dataclass
-class Forks:
-    """The ranks of one job: its socket, its private folder, and those that still live."""
+class ForkedJob:
+    """The ranks of one job: its socket, its private folder, and the ranks that still live."""
 
     sock: socket.socket
     folder: str
     alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
 
-    def tell(self, **message: object) -> None:
-        with contextlib.suppress(OSError):  # the kernel may be gone: then there is nobody to tell
+    def send(self, **message: object) -> None:
+        with contextlib.suppress(OSError):  # the launcher may be gone
             self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def ask_for_stacks(self) -> None:
@@ -96,39 +95,38 @@ class Forks:
 
 
 class Zygote:
-    """The loop that waits for requests, forks, and watches over what it forked.
+    """Waits for requests, forks ranks, and reports their ends.
 
-    quiet: closed in every rank, to give it back the warning filters that the user asked for, and
-    the collecting of garbage.
+    quiet: closed in every rank, to restore the user's warning filters and garbage collection.
     """
 
     def __init__(self, requests: socket.socket, quiet: contextlib.ExitStack):
         self.requests, self.quiet = requests, quiet
-        self.jobs: dict[socket.socket, Forks] = {}
+        self.jobs: dict[socket.socket, ForkedJob] = {}
         self.selector = selectors.DefaultSelector()
         self.libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self.pid = os.getpid()
-        self.kernel = os.getppid()
+        self.parent = os.getppid()
 
     def serve(self) -> None:
-        """Fork ranks until the kernel is gone."""
+        """Fork ranks until the parent is gone."""
         self.prepare()
         try:
-            while os.getppid() == self.kernel:
+            while os.getppid() == self.parent:
                 self.turn()
         except EOFError:
-            pass  # the kernel closed its end: the normal way to stop
+            pass  # the launcher closed its end: the normal way to stop
         finally:
             if os.getpid() == self.pid:
                 for job in self.jobs.values():
                     job.kill()
-                    self.bury(job)
+                    self.clean_up(job)
 
     def prepare(self) -> None:
         """Wake up for requests and for the end of a child."""
-        if self.libc:  # a daemon that a rank leaves behind becomes our child: `reap` finds it
+        if self.libc:  # a daemon that a rank leaves behind becomes our child: see `reap`
             self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self.wake, self.waker = socket.socketpair()  # a signal writes to the one, we read the other
+        self.wake, self.waker = socket.socketpair()  # a signal writes to one, we read the other
         for end in (self.wake, self.waker):
             end.setblocking(False)
         signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
@@ -138,16 +136,15 @@ class Zygote:
         self.idle: Iterator[None] | None = self.prepare_more()
 
     def prepare_more(self) -> Iterator[None]:
-        """Step by step, while nobody is waiting: what some ranks need, and what makes all cheap."""
+        """One step at a time while no request waits: import more, then compact the memory."""
         for module in PRELOAD_IDLE:
-            with contextlib.suppress(ImportError):  # this torch lacks it: ranks do without it too
-                importlib.import_module(module)
+            importlib.import_module(module)
             yield
-        yield from forking.compact()
+        yield from huge_pages.compact()
         self.idle = None
 
     def turn(self) -> None:
-        """Do what has come; with nothing to do and no job, prepare more."""
+        """Handle what has arrived; without requests and jobs, prepare more."""
         free = self.idle is not None and not self.jobs
         ready = self.selector.select(0 if free else PAUSE)
         if not ready and free:
@@ -174,9 +171,9 @@ class Zygote:
         wanted = 1 + 2 * world
         if len(fds) != wanted:
             raise OSError(f"fork server: {world} ranks need {wanted} descriptors, got {len(fds)}")
-        job = Forks(socket.socket(fileno=fds[0]), folder)
+        job = ForkedJob(socket.socket(fileno=fds[0]), folder)
         gc.freeze()  # pages that no collection touches stay shared between the ranks
-        self.forget()
+        self.drop_finalizers()
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
@@ -186,19 +183,19 @@ class Zygote:
             os.close(fd)
         self.jobs[job.sock] = job
         self.selector.register(job.sock, selectors.EVENT_READ)
-        job.tell(pids=list(job.alive))
+        job.send(started=True)
 
-    def forget(self) -> None:
-        """Give up what the imports here have left and each rank would have to give up in its turn.
+    def drop_finalizers(self) -> None:
+        """Drop the finalizers and caches that the imports here made, once instead of in each rank.
 
-        That touches the pages that ranks share, which costs more than starting the rank. torch's
-        operators have finalizers by the hundred; torch.compile makes a table of its times at the
-        end, which nobody sees, and has a cache of names, which init_process_group empties.
+        A rank would touch the pages that ranks share, which costs more than starting it. torch's
+        operators have hundreds of finalizers; torch.compile prints a table of its times at exit,
+        and has a cache of names, which init_process_group empties.
         """
         for finalizer in list(weakref.finalize._registry):
             finalizer.atexit = False
         atexit.unregister(weakref.finalize._exitfunc)
-        weakref.finalize._registered_with_atexit = False  # the first that a rank makes does it
+        weakref.finalize._registered_with_atexit = False  # the first one in a rank registers again
         compiler = sys.modules.get("torch._dynamo")
         if compiler is not None:
             compiler.trace_rules.clear_lru_cache()
@@ -206,7 +203,7 @@ class Zygote:
                 atexit.unregister(compiler.utils.dump_compile_times)
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
-        """In the child: drop what belongs to the zygote, then be a rank. Never returns."""
+        """In the child: drop what belongs to the zygote, then run as a rank. Never returns."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -225,12 +222,12 @@ class Zygote:
 
             code = rank.main(socket.socket(fileno=control), zygote=self.pid)
         except BaseException:
-            traceback.print_exc()  # seen as this rank's output; the exit status makes it a failure
+            traceback.print_exc()  # the rank's output; the exit status makes it a failure
         finally:
             os._exit(code)
 
     def drop(self) -> None:
-        """In the child: give up the zygote's signals and sockets, and what kept it quiet."""
+        """In the child: drop the zygote's signals and sockets, and restore warnings and garbage."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -241,23 +238,23 @@ class Zygote:
             job.sock.close()
         self.quiet.close()
 
-    def listen(self, job: Forks) -> None:
-        """A word from the kernel about a job."""
+    def listen(self, job: ForkedJob) -> None:
+        """A signal of the launcher about a job."""
         try:
-            word = job.sock.recv(1)
+            signal_byte = job.sock.recv(1)
         except ConnectionError:
-            word = b""
-        if word == SIGNAL_STACKS:
+            signal_byte = b""
+        if signal_byte == SIGNAL_STACKS:
             job.ask_for_stacks()
             return
         job.kill()
-        if not word:  # the kernel has closed its end: the job is over
+        if not signal_byte:  # closed: the job is over
             self.selector.unregister(job.sock)
             del self.jobs[job.sock]
-            self.bury(job)
+            self.clean_up(job)
 
     def reap(self) -> None:
-        """Collect ended ranks and tell their kernel; end what a rank left behind."""
+        """Collect ended ranks and report them; end the processes that a rank left behind."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -269,50 +266,47 @@ class Zygote:
             for job in ended:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)  # its data-loader workers and other children
-                job.tell(rank=job.alive.pop(pid), status=os.waitstatus_to_exitcode(status))
+                job.send(rank=job.alive.pop(pid), status=os.waitstatus_to_exitcode(status))
             self.kill_orphans()
             for job in ended:
                 if not job.alive:
-                    job.tell(over=True)
+                    job.send(over=True)
 
-    def bury(self, job: Forks) -> None:
+    def clean_up(self, job: ForkedJob) -> None:
         """Wait for the killed ranks of a closed job, then remove its folder."""
         for pid in job.alive:
             os.waitpid(pid, 0)
         job.alive.clear()
         self.kill_orphans()
-        shutil.rmtree(job.folder, ignore_errors=True)  # the kernel has usually removed it already
+        shutil.rmtree(job.folder, ignore_errors=True)  # the launcher has usually removed it already
         job.sock.close()
 
     def kill_orphans(self) -> None:
-        """With no rank alive, kill the children we did not fork.
-
-        The daemons of a rank come to us when that rank ends.
-        """
+        """Once no rank lives, kill the daemons of ranks, which became our children."""
         if any(job.alive for job in self.jobs.values()):
             return
         try:
             with open(f"/proc/self/task/{self.pid}/children") as file:
                 children = {int(pid) for pid in file.read().split()}
         except OSError:
-            return  # no /proc (macOS): the kernel's process groups have to do
+            return  # no /proc (macOS): only the process groups are ended
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Be the zygote of the kernel whose requests arrive on the descriptor sys.argv[1].
+    """Serve the requests that arrive on the descriptor sys.argv[1].
 
     [Note: warnings] PYTHONWARNINGS=error is meant for the user's code. It must not end the imports
-    here, so the zygote is quiet, and each rank gets the filters back.
+    here, so the zygote ignores warnings, and each rank restores the filters.
 
-    [Note: garbage] An import makes objects by the hundred thousand and hardly any garbage; to look
-    for some all the time is a sixth of what the imports cost. Each rank collects again.
+    [Note: garbage] Imports create hundreds of thousands of objects and hardly any garbage;
+    collecting it takes a sixth of their time. Each rank collects again.
     """
     requests = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the kernel closes the job
-    # A rank too young to show its stack must not die of the question.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the launcher closes the job
+    # A rank that has no handler yet must not die of a request for its stack.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(warnings.catch_warnings(action="ignore"))
@@ -320,7 +314,7 @@ def main() -> None:
         for module in [*PRELOAD, *sys.argv[2:]]:
             importlib.import_module(module)
         Zygote(requests, quiet).serve()
-    os._exit(0)  # there is nothing to save, and to unload torch takes a second
+    os._exit(0)  # unloading torch takes a second
 
 
 if __name__ == "__main__":

@@ -1,11 +1,21 @@
-"""What a run cost: bytes, calls, time and who was late, and arithmetic against the peak."""
+"""Measure a run: bytes, calls, time, late ranks, and arithmetic against the peak.
+
+breakdown       where a step's time goes, with `intervals`
+explain         what a trace or flight records show, from the `calls` in them
+span_records    the records inside a span
+memory_use      bytes held by a model and its optimizer, by kind
+timeline        the same through a training step
+host_traffic    bytes copied between host and device
+replicas        replicas that differ, found by checksums
+speed           FLOPs against the peak, and seconds of collectives
+"""
 
 from ddpz_lite.meter.breakdown import Parts, Step, breakdown
-from ddpz_lite.meter.crossing import HostTraffic
-from ddpz_lite.meter.drift import checksums, drifted
 from ddpz_lite.meter.explain import explain
-from ddpz_lite.meter.held import KINDS, memory
-from ddpz_lite.meter.inside import records_in
+from ddpz_lite.meter.host_traffic import HostTraffic
+from ddpz_lite.meter.memory_use import KINDS, memory
+from ddpz_lite.meter.replicas import checksums, drifted
+from ddpz_lite.meter.span_records import records_in
 from ddpz_lite.meter.speed import (
     best_seconds,
     home,

@@ -1,4 +1,4 @@
-"""Where a step's time goes: computing, exposed communication, waiting for data, and the rest."""
+"""Where a step's time goes: compute, exposed communication, waiting for data, and the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpz_lite.meter.intervals import Stretch, length, minus, union, within
+from ddpz_lite.meter.intervals import Interval, length, minus, union, within
 
 if TYPE_CHECKING:
     from ddpz_lite.launcher.run import Run
@@ -19,10 +19,10 @@ class Parts:
     """Seconds of one rank in one step. The first four do not overlap, and their sum is the step."""
 
     compute: float
-    exposed: float  # communication is under way, and neither compute nor data
+    exposed: float  # communication is in flight, and neither compute nor data
     data: float
     rest: float
-    hidden: float  # communication under compute or data: it costs nothing
+    hidden: float  # communication during compute or data: it costs no time
 
     @property
     def seconds(self) -> float:
@@ -35,7 +35,7 @@ class Parts:
 
     @property
     def own(self) -> float:
-        """What this rank would take if it never waited for another."""
+        """The step without waiting for communication."""
         return self.seconds - self.exposed
 
 
@@ -47,12 +47,12 @@ class Step:
 
     @property
     def slowest(self) -> int:
-        """The rank that the others wait for: the one with the most compute + data + rest."""
+        """The rank with the most compute + data + rest; the others wait for it."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].own)
 
     @property
     def parts(self) -> Parts:
-        """Of the slowest rank, for it decides how long the step takes; a mean would hide it."""
+        """Of the slowest rank, which determines the step; a mean would hide it."""
         return self.ranks[self.slowest]
 
 
@@ -61,19 +61,19 @@ def breakdown(
 ) -> list[Step]:
     """The parts of each step, in order; the first ones are often warm-up.
 
-    run: of `dz.launch`, or what `read_trace` read. step, data: names of spans, `with dz.span(...)`.
-    A span of any other name inside a step counts as compute, less the time in which its rank stood
-    in `wait()`. torch's own DDP waits inside C++, unseen, and that counts as compute. On a GPU a
-    span that is to count must end with a synchronize.
+    run: of `dz.launch`, or a trace from `read_trace`. step, data: names of spans,
+    `with dz.span(...)`. A span of any other name inside a step counts as compute, minus the time in
+    which its rank was in `wait()`. torch's own DDP waits inside C++, unseen, which counts as
+    compute. On a GPU a span must end with a synchronize.
 
-    Raises ValueError if there is no such step, or not equally many on all ranks.
+    Raises ValueError if there is no such step, or if the ranks have different numbers of them.
     """
     found = [_steps(run, rank, step, data) for rank in range(run.world_size)]
     counts = [len(steps) for steps in found]
     if not counts[0] or len(set(counts)) > 1:
         raise ValueError(
-            f"breakdown: the ranks have {', '.join(map(str, counts))} spans named {step!r}; each "
-            f"must have as many, and one at least. Fix: with dz.span({step!r}): around a step."
+            f"breakdown: the ranks have {', '.join(map(str, counts))} spans named {step!r}; all "
+            f"need the same number, at least one. Fix: put with dz.span({step!r}): around a step."
         )
     return [Step(ranks) for ranks in zip(*found, strict=True)]
 
@@ -89,8 +89,8 @@ def _steps(run: Run | Trace, rank: int, step: str, data: Collection[str]) -> lis
 def _parts(
     start: float,
     end: float,
-    working: list[Stretch],
-    loading: list[Stretch],
+    working: list[Interval],
+    loading: list[Interval],
     calls: list[Record],
 ) -> Parts:
     """The parts of one rank's time from `start` to `end`."""

@@ -1,8 +1,8 @@
-"""What a trace, or the flight records of a job, say: which call differed, who was missing or late.
+"""Explain a trace, or the flight records of a job: which call differed, who was missing or late.
 
-The rank that waits is not the one to look at. A call that differs comes first, for whatever follows
-it is its consequence; then the rank that did not make the call in which the others wait; then the
-one that came last, again and again; and last of all what communication nothing covered.
+The waiting rank is rarely the cause. So a differing call comes first, because what follows it is a
+consequence; then the rank that did not make the call in which the others wait; then the rank that
+was last repeatedly; and last the exposed communication.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from statistics import mean, median
 
 from ddpz_lite.meter.breakdown import breakdown
-from ddpz_lite.meter.intervals import Stretch, length, minus
-from ddpz_lite.meter.records import Call, Records, read_records
+from ddpz_lite.meter.calls import Call, Records, read_records
+from ddpz_lite.meter.intervals import Interval, length, minus
 from ddpz_lite.wire import Span
 from ddpz_lite.wire.trace import Trace
 
 MEETING = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
-DISAGREE = 1e-3  # seconds by which clocks contradict cause and effect before it is said
-NOISE = 1e-3  # seconds a call that a scheduler and a network take by themselves, now and then
-STANDS_OUT = 2.0  # the late rank cost more than this many times what all others cost together
+DISAGREE = 1e-3  # seconds by which clocks must contradict cause and effect to be reported
+NOISE = 1e-3  # seconds per call that a scheduler and a network add occasionally
+STANDS_OUT = 2.0  # a late rank must cost more than this many times all others together
 JOB = "the whole job"
 COLUMNS = ("compute", "exposed", "data", "rest", "hidden")
 
@@ -30,29 +30,29 @@ Rows = dict[tuple[str, int], dict[int, Call]]  # (group, number): {rank: its cal
 
 
 def explain(*paths: str | Path, step: str = "step", data: Collection[str] = ("data",)) -> str:
-    """What `ddpz explain` prints of a trace of `Run.trace`, or of torch's flight records.
+    """The text of `ddpz explain` for a trace of `Run.trace`, or for torch's flight records.
 
     paths: one trace; or a flight record of each rank; or folders of them. step, data: the names of
-    spans, as in `breakdown`. Raises OSError and ValueError for what cannot be read.
+    spans, as in `breakdown`. Raises OSError and ValueError for unreadable files.
     """
     records = read_records(paths)
     rows = _rows(records)
-    told = [_heading(records)]
-    told += _differing(rows)
-    told += _waiting(records)
-    told += _late(records, rows) if len(records.ranks) > 1 else []
+    lines = [_heading(records)]
+    lines += _differing(rows)
+    lines += _waiting(records)
+    lines += _late(records, rows) if len(records.ranks) > 1 else []
     if records.trace is None:
-        told += ["flight records do not tell what ranks computed, so not what was exposed"]
-    elif records.trace.ledger or records.trace.spans:  # else it holds profiles alone
-        told += _exposed(records.trace, step, data)
-    return "\n".join(told)
+        lines += ["flight records do not tell what ranks computed, so not what was exposed"]
+    elif records.trace.ledger or records.trace.spans:  # otherwise it has only profiles
+        lines += _exposed(records.trace, step, data)
+    return "\n".join(lines)
 
 
 def _heading(records: Records) -> str:
     calls = sum(map(len, records.calls.values()))
-    there = f"{records.source}: {len(records.ranks)} ranks, {calls} calls"
-    gone = [rank for rank in records.ranks if rank not in records.calls]
-    return f"{there}; no record of {_ranks(gone)}" if gone else there
+    heading = f"{records.source}: {len(records.ranks)} ranks, {calls} calls"
+    missing = [rank for rank in records.ranks if rank not in records.calls]
+    return f"{heading}; no record of {_ranks(missing)}" if missing else heading
 
 
 def _rows(records: Records) -> Rows:
@@ -69,8 +69,8 @@ def _rows(records: Records) -> Rows:
 
 
 def _differing(rows: Rows) -> list[str]:
-    """The first call of each group in which its ranks did not do the same."""
-    told, seen = [], set()
+    """The first call of each group in which its ranks differ."""
+    lines, seen = [], set()
     for (label, number), row in sorted(rows.items(), key=lambda item: item[0][1]):
         kinds = Counter((call.op, call.what) for call in row.values())
         if label in seen or len(kinds) < 2:
@@ -80,27 +80,27 @@ def _differing(rows: Rows) -> list[str]:
         odd = [r for r, call in sorted(row.items()) if (call.op, call.what) != usual]
         alone = kinds[usual] > sum(kinds.values()) / 2
         who = f"on {_ranks(odd)}" if alone else "between its ranks"
-        told.append(f"call #{number} of the group of {_ranks(_first(row).group)} differs {who}:")
+        lines.append(f"call #{number} of the group of {_ranks(_first(row).group)} differs {who}:")
         words = {r: f"{c.op} of {c.what or '?'} at {c.where}" for r, c in sorted(row.items())}
-        told += _by_ranks(words)
-    return told
+        lines += _by_ranks(words)
+    return lines
 
 
 # -- a call that was not made ----------------------------------------------------------------------
 
 
 def _waiting(records: Records) -> list[str]:
-    """Who waits in which call, and for whom; the rank to look at is one that does not wait."""
+    """Which ranks wait in which call, and for whom; the cause is a rank that does not wait."""
     made: dict[tuple[int, str], int] = {}  # (rank, group): the number of its last call
     for calls in records.calls.values():
         for call in calls:
             if call.peer is None:
                 made[call.rank, call.label] = call.number
-    needs: dict[int, tuple[Call, set[int]]] = {}  # of each rank, its first call that cannot end
+    needs: dict[int, tuple[Call, set[int]]] = {}  # per rank, its first call that cannot end
     for rank, calls in sorted(records.calls.items()):
         for call in calls:
-            if not call.over and rank not in needs and (gone := _missing(records, call, made)):
-                needs[rank] = call, gone
+            if not call.over and rank not in needs and (missing := _missing(records, call, made)):
+                needs[rank] = call, missing
     if not needs:
         return _unfinished(records)
     words = {rank: f"waiting in {call}" for rank, (call, _) in needs.items()}
@@ -115,13 +115,13 @@ def _waiting(records: Records) -> list[str]:
 
 
 def _missing(records: Records, call: Call, made: dict[tuple[int, str], int]) -> set[int]:
-    """The ranks without which this call cannot end, and which have not made it."""
+    """The ranks that this call needs and that have not made it."""
     if call.peer is None:
         return {r for r in call.group if made.get((r, call.label), -1) < call.number} - {call.rank}
     other = "recv" if call.op == "send" else "send"
-    mine = [c for c in records.calls[call.rank] if (c.op, c.peer) == (call.op, call.peer)]
+    local = [c for c in records.calls[call.rank] if (c.op, c.peer) == (call.op, call.peer)]
     theirs = [c for c in records.calls.get(call.peer, []) if (c.op, c.peer) == (other, call.rank)]
-    place = next(i for i, c in enumerate(mine) if c is call)
+    place = next(i for i, c in enumerate(local) if c is call)
     return {call.peer} if place >= len(theirs) else set()
 
 
@@ -136,7 +136,7 @@ def _not_called(records: Records, rank: int, call: Call) -> str:
 
 
 def _unfinished(records: Records) -> list[str]:
-    """Calls that all have made and that are not over."""
+    """Calls that all ranks have made and that have not ended."""
     calls = [c for of_rank in records.calls.values() for c in of_rank if not c.over]
     if not calls:
         return []
@@ -148,7 +148,7 @@ def _unfinished(records: Records) -> list[str]:
 
 
 def _late(records: Records, rows: Rows) -> list[str]:
-    """Who came last, how often, and how long the others waited for it."""
+    """The rank that was last most, how often, and how long the others waited for it."""
     rows = {key: row for key, row in rows.items() if row.keys() == set(_first(row).group)}
     rows = {key: row for key, row in rows.items() if len(row) > 1}
     if apart := _clocks_apart(rows.values()):
@@ -157,13 +157,13 @@ def _late(records: Records, rows: Rows) -> list[str]:
     for group, number in sorted(rows, key=lambda key: key[1]):
         start.setdefault(group, number)
     later = {key: row for key, row in rows.items() if key[1] > start[key[0]]}
-    cost: dict[int, list[Stretch]] = defaultdict(list)  # by rank: while the others stood waiting
-    for row in (later or rows).values():  # the first call of a group also waits for the start
+    cost: dict[int, list[Interval]] = defaultdict(list)  # by rank: while the others waited
+    for row in (later or rows).values():  # the first call of a group includes the start-up
         last = max(row.values(), key=lambda call: call.at)
         cost[last.rank].append((mean(c.at for c in row.values() if c is not last), last.at))
     if not cost:
         return []
-    sums = {rank: length(stretches) for rank, stretches in cost.items()}
+    sums = {rank: length(intervals) for rank, intervals in cost.items()}
     worst = max(sums, key=sums.__getitem__)
     calls = sum(map(len, cost.values()))
     words = (
@@ -174,12 +174,12 @@ def _late(records: Records, rows: Rows) -> list[str]:
         return [f"no rank was late; most of all rank {worst}, within the noise: {words}"]
     if sums[worst] <= STANDS_OUT * (sum(sums.values()) - sums[worst]):
         return [f"no rank was late more than all others; most of all rank {worst}: {words}"]
-    told = [f"rank {worst} was late: {words}"]
-    return told + (_why(records.trace, worst, sums[worst]) if records.trace else [])
+    lines = [f"rank {worst} was late: {words}"]
+    return lines + (_why(records.trace, worst, sums[worst]) if records.trace else [])
 
 
 def _clocks_apart(rows: Iterable[dict[int, Call]]) -> str | None:
-    """Whether a rank came out of a collective before another came in, which cannot be."""
+    """Report a rank that left a collective before another entered it: the clocks differ."""
     worst, found = DISAGREE, None
     for row in rows:
         ended = [call for call in row.values() if call.ended is not None]
@@ -198,16 +198,16 @@ def _clocks_apart(rows: Iterable[dict[int, Call]]) -> str | None:
 
 
 def _why(trace: Trace, late: int, cost: float) -> list[str]:
-    """The innermost span that took the late rank longer, without its waits, than the others."""
+    """The innermost span in which the late rank, without waits, was slower than the others."""
     took: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     waits = defaultdict(list)
     for record in trace.ledger:
         if record.waited:
             waits[record.rank].append(record.waited)
-    stretches = defaultdict(list)
+    intervals = defaultdict(list)
     for span in trace.spans:
-        stretches[span.name, span.rank].append((span.started, span.finished))
-    for (name, rank), some in stretches.items():
+        intervals[span.name, span.rank].append((span.started, span.finished))
+    for (name, rank), some in intervals.items():
         took[name][rank] = length(minus(some, waits[rank]))
     others = [rank for rank in range(trace.world_size) if rank != late]
     more = {name: by[late] - median(by[rank] for rank in others) for name, by in took.items()}
@@ -223,7 +223,7 @@ def _why(trace: Trace, late: int, cost: float) -> list[str]:
 
 
 def _exposed(trace: Trace, step: str, data: Collection[str]) -> Iterator[str]:
-    """A table of where the time went: of the steps, if all ranks have as many, or of the job."""
+    """A table of where the time went: per step if all ranks have equally many, else of the job."""
     counts = Counter(span.rank for span in trace.spans if span.name == step)
     if len(counts) < trace.world_size or len(set(counts.values())) > 1:
         trace, step = _as_one_step(trace, step), JOB
@@ -235,8 +235,8 @@ def _exposed(trace: Trace, step: str, data: Collection[str]) -> Iterator[str]:
         {name: median(getattr(one.ranks[rank], name) for one in steps) for name in COLUMNS}
         for rank in range(trace.world_size)
     ]
-    exposed, whole = middle[ruler]["exposed"], sum(middle[ruler].values()) - middle[ruler]["hidden"]
-    share = f", {exposed / whole:.0%} of it" if whole else ""
+    exposed, total = middle[ruler]["exposed"], sum(middle[ruler].values()) - middle[ruler]["hidden"]
+    share = f", {exposed / total:.0%} of it" if total else ""
     yield f"{what} on rank {ruler}, which rules: {_time(exposed)} exposed{share}"
     yield f"  {'ms':8}" + "".join(f"{name:>10}" for name in COLUMNS)
     for rank, parts in enumerate(middle):
@@ -244,13 +244,13 @@ def _exposed(trace: Trace, step: str, data: Collection[str]) -> Iterator[str]:
 
 
 def _as_one_step(trace: Trace, step: str) -> Trace:
-    """The same, with one step on each rank from the first event of all to the last."""
+    """The same trace with one step per rank, from the first event of all ranks to the last."""
     events = [*trace.spans, *trace.ledger]
     last = max(one.started if one.finished is None else one.finished for one in events)
     first = min(one.started for one in events)
     spans = [span for span in trace.spans if span.name != step]
-    whole = [Span(rank, JOB, first, last) for rank in range(trace.world_size)]
-    return replace(trace, spans=[*spans, *whole])
+    as_step = [Span(rank, JOB, first, last) for rank in range(trace.world_size)]
+    return replace(trace, spans=[*spans, *as_step])
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def _first(row: dict[int, Call]) -> Call:
 
 
 def _by_ranks(words: dict[int, str]) -> list[str]:
-    """A line for each text, with all ranks of which it is true."""
+    """One line per text, with all ranks that have it."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, text in words.items():
         ranks[text].append(rank)

@@ -1,16 +1,16 @@
-"""Stretches of time as pairs (start, end): joined, cut, measured."""
+"""Intervals of time as pairs (start, end): union, difference, length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-Stretch = tuple[float, float]
+Interval = tuple[float, float]
 
 
-def union(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Stretches of time joined where they overlap, in order."""
-    joined: list[Stretch] = []
-    for start, end in sorted(stretches):
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union, as disjoint intervals in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
@@ -18,10 +18,10 @@ def union(stretches: Iterable[Stretch]) -> list[Stretch]:
     return joined
 
 
-def minus(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> list[Stretch]:
-    """What the stretches have outside of the others, in order."""
+def minus(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """The parts of the intervals outside the others, in order."""
     left, cuts, first = [], union(others), 0
-    for start, end in union(stretches):
+    for start, end in union(intervals):
         while first < len(cuts) and cuts[first][1] <= start:
             first += 1
         index = first
@@ -34,16 +34,16 @@ def minus(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> list[Stret
     return left
 
 
-def within(stretches: Iterable[Stretch], start: float, end: float) -> list[Stretch]:
-    """The parts of the stretches between `start` and `end`, one by one."""
-    return [(max(a, start), min(b, end)) for a, b in stretches if a < end and b > start]
+def within(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
+    """The parts of the intervals between `start` and `end`, one by one."""
+    return [(max(a, start), min(b, end)) for a, b in intervals if a < end and b > start]
 
 
-def gaps(stretches: Iterable[Stretch], until: float) -> list[Stretch]:
-    """What the stretches leave free between 0 and `until`."""
-    return minus([(0, until)], stretches)
+def gaps(intervals: Iterable[Interval], until: float) -> list[Interval]:
+    """The time between 0 and `until` outside the intervals."""
+    return minus([(0, until)], intervals)
 
 
-def length(stretches: Iterable[Stretch]) -> float:
-    """Seconds covered by stretches, overlaps counted once."""
-    return sum(end - start for start, end in union(stretches))
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds covered by the intervals; overlaps count once."""
+    return sum(end - start for start, end in union(intervals))

@@ -1,4 +1,4 @@
-"""How fast: arithmetic against this machine's peak, and collectives by the clock."""
+"""Measure arithmetic against this machine's peak, and the seconds of collectives."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def matmul_peak(
 ) -> float:
     """Floating-point operations per second of a square matmul: the fastest of `repeats`.
 
-    Two operations (multiply, add) for each of size**3 products. It is a peak that was reached: a
-    data sheet's is higher; this one needs no data sheet. It is for the threads that torch uses now,
-    so a rank that got one core measures one core.
+    Two operations (multiply, add) for each of size**3 products. This is a peak that was reached, so
+    it needs no data sheet, whose peak is higher. It uses torch's current number of threads: a rank
+    with one core measures one core.
     """
     if size < 1 or repeats < 1:
         raise ValueError(f"matmul_peak: size {size} and repeats {repeats} must be at least 1.")
     a = torch.randn(size, size, device=device).to(dtype)  # (size, size)
     fastest = float("inf")
-    for _ in range(repeats + 1):  # the first run warms up and is as fast as any or slower
+    for _ in range(repeats + 1):  # the first run warms up
         _finish(a.device)
         start = clock()
         a @ a  # (size, size)
@@ -40,10 +40,9 @@ def matmul_peak(
 
 
 def utilization(flops: float, seconds: float, peak: float) -> float:
-    """Model FLOPs utilization: the share of the peak that went into the model.
+    """Model FLOPs utilization: the fraction of the peak that the model used.
 
-    flops: operations that the model needs, from `flops_per_token`, not those a trick adds
-    (recomputed activations).
+    flops: operations that the model needs, from `flops_per_token`, without recomputed activations.
 
     Source: Chowdhery et al. 2022, section 4.1.
     """
@@ -55,21 +54,21 @@ def utilization(flops: float, seconds: float, peak: float) -> float:
 
 
 def home() -> torch.device:
-    """Where a rank keeps tensors to send: on its GPU if each rank has one of its own, else the CPU.
+    """The device for tensors to send: the rank's GPU if each rank has one, else the CPU.
 
-    gloo sends from CUDA memory in collectives only, and NCCL wants a GPU for each rank.
+    gloo sends from CUDA memory only in collectives, and NCCL needs a GPU for each rank.
     """
-    alone = torch.cuda.device_count() >= dist.get_world_size()
-    return own_device() if alone else torch.device("cpu")
+    own_gpu = torch.cuda.device_count() >= dist.get_world_size()
+    return own_device() if own_gpu else torch.device("cpu")
 
 
 def moments(
     ways: Mapping[str, Callable[[Tensor], object]], lengths: Sequence[int], repeats: int = 3
 ) -> dict[tuple[str, int], list[tuple[float, float]]]:
-    """When this rank began and ended each of `repeats` collectives: {(way, bytes): [(s, s), ...]}.
+    """Begin and end of `repeats` collectives on this rank: {(way, bytes): [(s, s), ...]}.
 
     ways: by name, a function of a float32 tensor (length,) that all ranks call. The ranks of a
-    machine share one clock, and all begin behind a barrier.
+    machine share one clock, and all begin after a barrier.
     """
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name, way in ways.items():

@@ -1,10 +1,10 @@
 """Live bytes by kind through a training step, exact after every operation.
 
-A dispatch mode sees each operation that torch runs and holds a weak reference to each storage that
-one makes; when the storage dies, its bytes go. Nothing is kept alive by watching, and nothing is
-estimated. What a storage is for is often known only later (a gradient is born as a result of
-backward like any other), so the log holds storages, and kinds are put on it when it is read: a
-storage that ever became a gradient was one from its birth.
+A dispatch mode sees each operation of torch and keeps a weak reference to each new storage; when
+the storage is freed, its bytes are subtracted. Watching keeps nothing alive, and nothing is
+estimated. The kind of a storage is often known only later (a gradient is created as a result of
+backward like any other tensor). So the log holds storages, and kinds are assigned when it is read:
+a storage that ever became a gradient counts as one from its creation.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from ddpz_lite.meter.held import KINDS, state_tensors, storages
+from ddpz_lite.meter.memory_use import KINDS, state_tensors, storages
 
 TIMELINE_KINDS = (*KINDS, "activations", "temporary")
 
 
 @dataclass(eq=False)
 class _Block:
-    """One storage as the log knows it; it outlives the storage, since the log is read later."""
+    """One storage in the log; it outlives the storage, because the log is read later."""
 
     kind: str
     size: int
@@ -52,20 +52,19 @@ class MemoryTimeline(TorchDispatchMode):
             optimizer.zero_grad()
         timeline.peak, timeline.at_peak, timeline.samples, timeline.marks
 
-    The kinds are those of `memory`, found in the same way, and two more:
+    The kinds are those of `memory`, and two more:
 
-    activations   results made while autograd records: kept for backward, or dropped at once.
-                  Checkpointing's second forward counts here too, although it runs inside backward.
-    temporary     results made while it does not: gradients of activations, the optimizer's
-                  scratch, evaluation, and all that a hand-written autograd Function makes in its
-                  forward, even what it keeps.
+    activations   results created while autograd records, whether it keeps them or not. The second
+                  forward of checkpointing counts here too, although it runs inside backward.
+    temporary     results created while it does not record: gradients of activations, the
+                  optimizer's scratch, evaluation, and everything that a hand-written autograd
+                  Function creates in its forward, even what it keeps.
 
-    Counted are the storages of the model and the optimizer and all that is made inside the `with`.
-    A batch made before it is not counted. Memory that an operation takes and gives back inside
-    itself is not seen.
+    The storages of the model and the optimizer and everything created inside the `with` count; a
+    batch created before does not. Memory that one operation allocates and frees is not seen.
 
-    [Note: resize_] Changing a storage's size is no operation to torch, so `UntypedStorage.resize_`
-    is watched while the context is open. Enter and leave several timelines like brackets.
+    [Note: resize_] Changing a storage's size is not an operation in torch, so
+    `UntypedStorage.resize_` is watched while the context is open. Several timelines must nest.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -79,7 +78,7 @@ class MemoryTimeline(TorchDispatchMode):
         state_tensors(model, optimizer)  # raises at once for a wrong argument
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels when a rank returns its timeline: the log, without the model."""
+        """A rank that returns its timeline sends the log, without the model."""
         return {"_log": self._log}
 
     # ---- reading
@@ -129,7 +128,9 @@ class MemoryTimeline(TorchDispatchMode):
 
     def __enter__(self) -> MemoryTimeline:
         if self._undo:
-            raise RuntimeError("MemoryTimeline: this timeline is open already; make a second one.")
+            raise RuntimeError(
+                "MemoryTimeline: this timeline is open already. Fix: create a second one."
+            )
         self._log, self._live, self._in_backward = _Log(), {}, False
         self._origin = time.perf_counter()
         self._classify()
@@ -148,8 +149,8 @@ class MemoryTimeline(TorchDispatchMode):
         self._undo = []
         self._classify()
         self.mark("end")
-        for block in list(self._live.values()):  # one may die meanwhile, and leave `_live`
-            block.watch = None  # what dies from now on is not this step's doing
+        for block in list(self._live.values()):  # one may be freed meanwhile, and leave `_live`
+            block.watch = None  # what is freed from now on is not part of this step
         self._live = {}
 
     def _hook(self) -> None:
@@ -173,7 +174,7 @@ class MemoryTimeline(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(t) for t in types):
-            # A DTensor turns the operation into some on its local tensor, and those come back here.
+            # A DTensor replaces the operation by ones on its local tensor, which arrive here again.
             return NotImplemented
         kwargs = kwargs or {}
         running = torch._C._current_graph_task_id() != -1
@@ -191,7 +192,7 @@ class MemoryTimeline(TorchDispatchMode):
             for storage in storages(made):
                 if storage._cdata in self._live:
                     self._resized(storage)  # an operation with out= may have grown it
-                elif storage._cdata not in given:  # else: a view of something that is not ours
+                elif storage._cdata not in given:  # else: a view of a tensor that does not count
                     self._watch(storage, kind)
         return result
 
@@ -201,12 +202,12 @@ class MemoryTimeline(TorchDispatchMode):
         address = storage._cdata
         block = _Block(kind, storage.nbytes())
 
-        def gone(_: weakref.ref, block: _Block = block) -> None:
+        def freed(_: weakref.ref, block: _Block = block) -> None:
             if block.watch is not None and self._live.pop(address, None) is block:
                 self._record(block, -block.size)
             block.watch = None
 
-        block.watch = weakref.ref(storage, gone)
+        block.watch = weakref.ref(storage, freed)
         self._live[address] = block
         self._record(block, block.size)
 
@@ -223,7 +224,7 @@ class MemoryTimeline(TorchDispatchMode):
         return time.perf_counter() - self._origin
 
     def _begin(self, name: str) -> None:
-        # Checkpointing may run the whole model again inside backward: that is no new forward.
+        # Checkpointing may run the model again inside backward, which is not a new forward.
         if torch._C._current_graph_task_id() == -1:
             self._classify()
             self.mark(name)
@@ -233,7 +234,7 @@ class MemoryTimeline(TorchDispatchMode):
             self._name("gradients", [parameter.grad])
 
     def _classify(self) -> None:
-        """Give each storage of the model and the optimizer its kind; the first to claim it wins."""
+        """Set the kind of each storage of the model and the optimizer: the first in KINDS."""
         tensors = state_tensors(self._model, self._optimizer)
         for kind in reversed(KINDS):
             self._name(kind, tensors[kind])

@@ -20,17 +20,18 @@ class Batch:
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T)
-    count: int  # windows that count: B, or 0 on a rank that got none and only keeps step
-    dealt: int  # windows of all ranks together
+    count: int  # windows that count: B, or 0 on a rank that got none
+    total: int  # windows of all ranks together
 
 
 class Batches:
-    """A split of the text, dealt to the ranks of `comm` (default: all); iterating never ends.
+    """A split of the text, distributed over the ranks of `comm` (default: all), without end.
 
-    The last micro-batch of an epoch is what is left over. Ranks then differ by a window or more,
-    and a rank that got none runs one that counts nothing: all must enter every collective.
-    `state_dict()` says where the next micro-batch begins, the same on all ranks, and any number of
-    ranks can go on from there. Raises ValueError if the split is shorter than one window.
+    The last micro-batch of an epoch has what is left. Ranks then differ by a window or more, and a
+    rank without windows runs one that counts as nothing, because all ranks must enter every
+    collective. `state_dict()` says where the next micro-batch begins, the same on all ranks, and
+    any number of ranks can continue from there. Raises ValueError if the split is shorter than one
+    window.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Batches:
         return self.sampler.state_dict() | {"consumed": len(self.windows) - self.left}
 
     def load_state_dict(self, state: dict[str, int | bool]) -> None:
-        """Go on from there. Raises ValueError if the state is of another text or order."""
+        """Continue from a state. Raises ValueError if it is of another text or order."""
         self.sampler.load_state_dict(state)
         self.left = len(self.windows) - state["consumed"]
 
@@ -70,12 +71,12 @@ class Batches:
             self.left = len(self.windows)
 
     def epoch(self) -> Iterator[Batch]:
-        """What is left of this epoch: all of it, or less after a resume."""
+        """The rest of this epoch: all of it, or less after a resume."""
         indices = iter(self.sampler)
         while self.left > 0:
-            mine = list(islice(indices, self.batch))
-            dealt = min(self.left, self.batch * self.sampler.world_size)
-            self.left -= dealt
-            pairs = [self.windows[index] for index in mine or [0]]
+            local = list(islice(indices, self.batch))
+            total = min(self.left, self.batch * self.sampler.world_size)
+            self.left -= total
+            pairs = [self.windows[index] for index in local or [0]]
             inputs, targets = (torch.stack(side) for side in zip(*pairs, strict=True))  # (B, T)
-            yield Batch(inputs.to(self.device), targets.to(self.device), len(mine), dealt)
+            yield Batch(inputs.to(self.device), targets.to(self.device), len(local), total)

@@ -1,4 +1,4 @@
-"""What a run tells: lines on rank 0, losses for the caller; if asked, scalars and a profile."""
+"""The reports of a run: lines on rank 0, losses for the caller; optional scalars and a profile."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from ddpz_lite.trainer.saving import TrainingError
 class Log:
     """The report of one run on this rank.
 
-    A loss stays where it was computed, in `pending`, until someone wants to know: asking a GPU for
-    a number makes the host wait.
+    Losses stay on their device, in `pending`, until they are reported, because reading a number
+    from a GPU makes the host wait.
     """
 
     recipe: Recipe
     comm: Comm
-    readers: int  # ranks that read windows of their own
+    readers: int  # ranks that read different windows
     losses: list[float] = field(default_factory=list)  # nats per token over all ranks, by step
     validation: dict[int, float] = field(default_factory=dict)  # by step
     pending: list[Tensor] = field(default_factory=list)  # (), this rank's part of a step's loss
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """A line from rank 0, above its bar if it has one."""
         if self.comm.rank == 0:
-            tqdm.write(words)
+            tqdm.write(text)
             sys.stdout.flush()
 
     def begin(self, text: Corpus, params: int, device: torch.device) -> None:
-        """What is trained on what."""
+        """Print what is trained on what."""
         recipe, world = self.recipe, self.comm.world
         strategy = f"ZeRO-{recipe.stage}" if recipe.stage else "DDP"
         backend = f" over {dist.get_backend()}" if dist.is_initialized() else ""
@@ -56,11 +56,11 @@ class Log:
 
     @property
     def tokens(self) -> int:
-        """Of all ranks, for one update."""
+        """Tokens of all ranks in one update."""
         return self.recipe.accumulate * self.recipe.batch * self.recipe.context * self.readers
 
     def start(self, first: int) -> None:
-        """The loop begins, with `first` updates done before."""
+        """The loop begins after `first` updates."""
         self.first = self.since = first
         self.at, self.writer, self.profiler = time.perf_counter(), None, None
         self._open(first)
@@ -69,30 +69,30 @@ class Log:
             self.profiler.start()
 
     def _open(self, done: int) -> None:
-        """Scalars are written on rank 0, whoever that is now."""
+        """Scalars are written on the rank that is 0 now."""
         if self.recipe.tensorboard and self.comm.rank == 0 and self.writer is None:
             self.writer = summary_writer()(self.recipe.tensorboard, purge_step=done + 1)
 
-    def go_on(self, comm: Comm, done: int) -> None:
-        """A rank is lost, and those of `comm` are left, with `done` updates; all of them call it.
+    def continue_with(self, comm: Comm, done: int) -> None:
+        """Continue after a death with the ranks of `comm` and `done` updates; all of them call it.
 
-        One may have heard a loss that another has not, and the loss of a step that is dealt again.
+        One rank may have a loss that another lacks, and the loss of a step that is repeated.
         """
         self.comm, self.readers = comm, comm.world
-        told = comm.gather_objects((self.losses, self.validation))
-        self.losses = max((losses for losses, _ in told), key=len)[: done - self.first]
-        self.validation = max((validation for _, validation in told), key=len)
+        known = comm.gather_objects((self.losses, self.validation))
+        self.losses = max((losses for losses, _ in known), key=len)[: done - self.first]
+        self.validation = max((validation for _, validation in known), key=len)
         self.pending.clear()
         self._open(done)
         self.say(
             f"step {done}/{self.recipe.steps}  {comm.world} rank{'s' * (comm.world > 1)} left to "
-            f"go on, with {self.tokens:,} tokens a step"
+            f"continue, with {self.tokens:,} tokens a step"
         )
 
     def add(self, step: int, loss: Tensor) -> None:
         """This rank's part of a step's loss, before its update.
 
-        If ranks may die it is added up at once, so that the part of one that does is not missing.
+        If ranks may die it is summed at once, so that the part of a dead rank is not lost.
         """
         self.pending.append(loss)
         if self.recipe.survive:
@@ -104,7 +104,7 @@ class Log:
             self.profiler.step()
 
     def collect(self, step: int) -> None:
-        """Add up the ranks' parts of pending losses, in the order of ranks; all ranks call it.
+        """Sum the ranks' parts of pending losses, in the order of ranks; all ranks call it.
 
         Raises TrainingError if the last loss is not finite.
         """
@@ -116,13 +116,13 @@ class Log:
         if not math.isfinite(self.losses[-1]):
             raise TrainingError(
                 f"the loss at step {step} is {self.losses[-1]}: training has diverged. "
-                "Fix: a lower --lr, a longer --warmup, or --clip 1."
+                "Fix: use a lower --lr, a longer --warmup, or --clip 1."
             )
 
     def report(self, step: int, optimizer: ShardedOptimizer, norm: Tensor | None) -> None:
         """One line, and the same numbers as scalars."""
         if step == self.since:
-            return  # told before a rank was lost
+            return  # printed before a rank was lost
         self.collect(step)
         now, recipe = time.perf_counter(), self.recipe
         numbers: dict[str, Any] = {"loss": self.losses[-1], "lr": optimizer.param_groups[0]["lr"]}
@@ -163,7 +163,7 @@ def profiler(folder: str, rank: int) -> torch.profiler.profile:
 
 
 def summary_writer() -> type:
-    """TensorBoard's writer. Raises ModuleNotFoundError with the cure if it is not installed."""
+    """TensorBoard's writer. Raises ModuleNotFoundError with a fix if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

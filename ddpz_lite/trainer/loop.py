@@ -3,15 +3,15 @@
     text -> windows -> this rank's micro-batches -> loss -> backward -> clip -> step
 
 It is deterministic: on CPU, the same recipe on the same number of ranks gives the same losses bit
-for bit, and so does a run that was killed anywhere and resumed. Whatever the next step depends on
-is in the checkpoint (weights, optimizer, loss scale, random generators, place in the text) or
+for bit, and so does a run that was killed anywhere and resumed. Everything that the next step needs
+is in the checkpoint (weights, optimizer, loss scale, random generators, position in the text) or
 follows from the step's number (learning rate).
 
-With `--survive` a rank may die, and the others go on. Each part of a step, the update and what is
-due after it, is then done again by those who are left, unless it counts already. So each window of
-an epoch counts once: those of an update that nobody has done are dealt again, and those of an
-update that one of them has done count, the dead rank's too. From then on an update has as many
-windows less as the dead rank had.
+With `--survive` a rank may die, and the others continue. Each half of a step, the update and what
+is due after it, is then repeated by the remaining ranks, unless it counts already. So each window
+of an epoch counts once: those of an update that no rank has done are distributed again; those of an
+update that one rank has done count, also the dead rank's. From then on an update has fewer windows,
+without the dead rank's.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ VALIDATION_BATCHES = 8  # micro-batches of each rank
 def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
     """Train as `recipe` says; every rank calls it. Returns plain data, the same on all ranks:
 
-        first        updates that were done already: above 0 after a resume
+        first        updates done before: above 0 after a resume
         losses       of each step since: nats per token over all ranks, before the update
         validation   {step: nats per token}
         sample       text that the model wrote at the end
 
-    team: the ranks, where those that are left go on when one dies; a recipe with `survive` has one.
+    team: the ranks that continue when one dies, for a recipe with `survive`.
 
     Raises ValueError or OSError for a recipe that cannot run here, TrainingError for checkpoints
-    of another run and for a loss that is no longer a number.
+    of another run and for a loss that is not finite.
     """
     text, comm, device = corpus(recipe.text), Comm(), this_device()
     torch.manual_seed(recipe.seed)  # the same weights on every rank
@@ -74,7 +74,7 @@ def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
     log = Log(recipe, comm, readers.world)
     log.begin(text, gpt.num_params(), device)
     model, optimizer = shard(recipe, gpt, mesh)
-    torch.manual_seed(recipe.seed + 1_000_003 * (comm.rank + 1))  # its own dropout
+    torch.manual_seed(recipe.seed + 1_000_003 * (comm.rank + 1))  # different dropout per rank
     batches = Batches(text, "train", recipe, device, readers)
     saver = Saver(recipe, text, model, optimizer, batches)
     first = saver.resume(log.say)
@@ -93,7 +93,7 @@ def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
 
 @dataclass
 class Run:
-    """What a step works on. `done` counts the parts of steps that are done, two for each."""
+    """The state of a training run. `done` counts finished halves of steps."""
 
     recipe: Recipe
     text: Corpus
@@ -101,7 +101,7 @@ class Run:
     model: nn.Module
     optimizer: ShardedOptimizer
     batches: Batches
-    readers: Comm  # ranks that read windows of their own
+    readers: Comm  # ranks that read different windows
     saver: Saver
     log: Log
     team: Survivors | None
@@ -111,7 +111,7 @@ class Run:
         self.stream, self.norm = iter(self.batches), None
 
     def do(self, number: int, part: Callable[[int], None], step: int) -> None:
-        """Do this part of a step, and again while it does not count because a rank was lost."""
+        """Do this half of a step, and repeat it while it does not count because a rank was lost."""
         if self.team is None:
             return part(step)
         while self.done < number:
@@ -119,24 +119,24 @@ class Run:
             work = partial(part, step)
             self.done = self.team.attempt(work, self.model, self.optimizer, begun)
             if len(self.team.members) < size:
-                self._deal_anew(before if self.done == begun else self.batches.state_dict())
+                self._redistribute(before if self.done == begun else self.batches.state_dict())
 
-    def _deal_anew(self, place: dict[str, int | bool]) -> None:
-        """To the ranks that are left, from this place in the text."""
+    def _redistribute(self, place: dict[str, int | bool]) -> None:
+        """Distribute the text over the remaining ranks, from this position."""
         self.readers, updates = Comm(), (self.done + 1) // 2
         self.batches = Batches(self.text, "train", self.recipe, self.device, self.readers)
         self.batches.load_state_dict(place)
         self.stream, self.saver.batches = iter(self.batches), self.batches
         self.saver.measure_from(updates)
-        self.log.go_on(self.readers, updates)
+        self.log.continue_with(self.readers, updates)
 
     def update(self, step: int) -> None:
         recipe, self.norm = self.recipe, None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step - 1)
-        tell = partial(self.log.add, step)
+        report_loss = partial(self.log.add, step)
         world = self.readers.world
-        self.norm = update(recipe, self.model, self.optimizer, self.stream, world, tell)
+        self.norm = update(recipe, self.model, self.optimizer, self.stream, world, report_loss)
         self.log.done()
 
     def after(self, step: int) -> None:
@@ -148,7 +148,9 @@ class Run:
             parts = self.text, self.device, log.comm, self.readers
             log.validated(step, validation_loss(recipe, self.model, *parts))
         if recipe.checkpoint and (step == recipe.steps or self.saver.due(step)):
-            log.collect(step)  # finds a loss that is no number, so that such a run is not saved
+            log.collect(
+                step
+            )  # raises for a loss that is not finite, so that such a run is not saved
             self.saver.save(step, log.say)
 
 
@@ -158,23 +160,24 @@ def update(
     optimizer: ShardedOptimizer,
     stream: Iterator[Batch],
     world: int,
-    tell: Callable[[Tensor], None],
+    report_loss: Callable[[Tensor], None],
 ) -> Tensor | None:
     """One step. Returns the norm () of the gradient, if it is clipped.
 
-    `tell` hears this rank's part () of the loss; the sum over ranks is the mean over all tokens.
+    report_loss: receives this rank's part () of the loss; the sum over ranks is the mean over all
+    tokens.
 
     [Note: unequal batches] The loss is the sum over this rank's tokens, divided by the tokens of
     all ranks and micro-batches, which each rank can count by itself. The strategies then take the
     mean over ranks; hence the factor `world`.
     """
     micro_batches = list(islice(stream, recipe.accumulate))
-    tokens = recipe.context * sum(batch.dealt for batch in micro_batches)
+    tokens = recipe.context * sum(batch.total for batch in micro_batches)
     if isinstance(model, Pipeline):
         loss = nats_through(model, micro_batches, world / tokens) / world  # ()
     else:
         loss = accumulate(recipe, model, micro_batches, tokens, world)  # ()
-    tell(loss)
+    report_loss(loss)
     norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
     optimizer.step()
     optimizer.zero_grad()
@@ -187,7 +190,7 @@ def accumulate(
     """Forward and backward of each; returns their nats () / tokens."""
     loss = torch.zeros((), device=micro_batches[0].inputs.device)  # ()
     for index, batch in enumerate(micro_batches, 1):
-        # Stages 2 and 3 reduce every time: they are chosen where whole gradients have no room.
+        # Stages 2 and 3 reduce every time, because full gradients may not fit in memory.
         waits = recipe.stage < 2 and index < len(micro_batches)
         with model.no_sync() if waits else nullcontext():
             part = nats(model, batch) / tokens  # ()
@@ -199,7 +202,7 @@ def accumulate(
 def learning_rate(recipe: Recipe, done: int) -> float:
     """For the next update when `done` are: linear warm-up, then half a cosine down to a tenth.
 
-    It has no state, so a resume needs none. Source: Loshchilov and Hutter, "SGDR", 2017, section 3.
+    It has no state to save. Source: Loshchilov and Hutter, "SGDR", 2017, section 3.
     """
     if done < recipe.warmup:
         return recipe.lr * (done + 1) / recipe.warmup
@@ -208,7 +211,7 @@ def learning_rate(recipe: Recipe, done: int) -> float:
 
 
 def nats(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss () summed over this rank's tokens; 0 for a batch that only keeps step."""
+    """The loss () summed over this rank's tokens; 0 for a batch that does not count."""
     if isinstance(model, Pipeline):
         return nats_through(model, [batch], 1.0)
     total = next_token_loss(model(batch.inputs), batch.targets, reduction="sum")  # ()
@@ -216,7 +219,7 @@ def nats(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def build(recipe: Recipe, text: Corpus) -> GPT:
-    """The model, whole."""
+    """The unsharded model."""
     sizes = {name: getattr(recipe, name) for name in ("context", "layers", "heads", "width")}
     return GPT(GPTConfig(text.vocab_size, dropout=recipe.dropout, **sizes))
 
@@ -244,7 +247,7 @@ def _replicas(recipe: Recipe) -> dist.DeviceMesh | None:
     size = recipe.shard_size or world
     if world % size:
         raise TrainingError(
-            f"--shard-size {size} does not divide the {world} ranks. Fix: a divisor; best is the "
+            f"--shard-size {size} does not divide the {world} ranks. Fix: use a divisor, best the "
             "number of ranks on a machine."
         )
     return init_device_mesh(this_device().type, (world // size, size)) if size < world else None
@@ -278,16 +281,16 @@ def validation_loss(
     model.eval()
     batches = Batches(text, "validation", recipe, device, readers)
     some = list(islice(batches.epoch(), VALIDATION_BATCHES))
-    mine = sum(nats(model, batch).item() for batch in some)
+    local = sum(nats(model, batch).item() for batch in some)
     model.train()
-    tokens = recipe.context * sum(batch.dealt for batch in some)
-    return sum(comm.gather_objects(mine)) / tokens
+    tokens = recipe.context * sum(batch.total for batch in some)
+    return sum(comm.gather_objects(local)) / tokens
 
 
 def write(recipe: Recipe, model: nn.Module, text: Corpus, device: torch.device) -> str:
-    """What the model writes after a line break; all ranks write it, for stage 3 needs them all.
+    """Text that the model writes after a line break; stage 3 needs all ranks for it.
 
-    A model that lies on a mesh is put together for it.
+    A model on a mesh is joined first.
     """
     if not recipe.sample:
         return ""

@@ -1,7 +1,7 @@
 """`--mesh DxPxT`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor.
 
-Ranks that differ in pipe and tensor alone read the same windows. The micro-batches of an update
-(--accumulate) are those of the pipeline, by 1F1B; with one stage that is plain accumulation.
+Ranks that differ only in pipe and tensor read the same windows. The micro-batches of an update
+(--accumulate) are those of the pipeline, with 1F1B; one stage is plain accumulation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mesh_of(recipe: Recipe, device: torch.device) -> dist.DeviceMesh | None:
 
 
 def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
-    """The GPT cut over `tensor`, and dealt to stages over `pipe`."""
+    """The GPT, cut over `tensor` and distributed to stages over `pipe`."""
     stages = mesh["pipe"].size()
     schedule = one_f_one_b(stages, recipe.accumulate)
     return Pipeline(
@@ -49,16 +49,16 @@ def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
 def nats_through(pipe: Pipeline, batches: Sequence[Batch], factor: float) -> Tensor:
     """The nats () of these batches times `factor`: a step of the pipeline.
 
-    On the last stage, and there on one rank of the tensor axis; 0 on all other ranks, so that the
-    sum over ranks counts each window once. A batch that only keeps step counts nothing.
+    Returned on the last stage, there on one rank of the tensor axis; 0 on all other ranks, so that
+    the sum over ranks counts each window once. A batch with `count` 0 adds nothing.
     """
     inputs = torch.cat([batch.inputs for batch in batches])  # (B, T)
     targets = torch.cat(
         [b.targets if b.count else torch.full_like(b.targets, IGNORED) for b in batches]
     )
-    if (lack := pipe.micro_batches - len(inputs)) > 0:  # a row for each micro-batch
-        inputs = torch.cat([inputs, inputs[:1].expand(lack, -1)])
-        targets = torch.cat([targets, torch.full_like(targets[:1], IGNORED).expand(lack, -1)])
+    if (missing := pipe.micro_batches - len(inputs)) > 0:  # a row for each micro-batch
+        inputs = torch.cat([inputs, inputs[:1].expand(missing, -1)])
+        targets = torch.cat([targets, torch.full_like(targets[:1], IGNORED).expand(missing, -1)])
 
     def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
         return next_token_loss(logits, targets, reduction="sum") * factor

@@ -1,7 +1,7 @@
-"""All that defines a training run, with its defaults: the options of `ddpz train`.
+"""Everything that defines a training run, with defaults: the options of `ddpz train`.
 
-Kept apart from the loop, and free of torch, so that `ddpz train --help` answers at once and each
-option has one home: name, default, and the words that explain it.
+It is separate from the loop and imports no torch, so that `ddpz train --help` answers at once. Each
+option is defined once: name, default, and help text.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 AUTO = "auto"
+METAVARS = {int: "N", float: "X", str: "PATH"}
 UNPROFILED, PROFILED = 2, 3  # steps of --profile: the first to warm up, the next to record
-MOST = 2**31 - 1  # of any whole number, so that sums and products of two fit 64 bits
+MOST = 2**31 - 1  # of any integer option, so that sums and products of two fit 64 bits
 
 
 def _option(
     section: str,
     default: Any,
-    words: str,
+    help: str,
     *,
     kind: Callable[[str], Any] | None = None,
     at_least: float | None = None,
     choices: Sequence[Any] | None = None,
+    metavar: str | None = None,
 ) -> Any:
-    """A field that is an option: `kind` reads it where the type of the default does not tell."""
-    about = {"section": section, "words": words, "at_least": at_least, "choices": choices}
+    """A field that is an option; `kind` parses it if the type of the default does not."""
+    about = {"section": section, "help": help, "at_least": at_least, "choices": choices}
     about["kind"] = kind or (str if default is None else type(default))
+    about["metavar"] = metavar or METAVARS.get(about["kind"])
     return field(default=default, metadata=about)
 
 
@@ -36,17 +39,12 @@ def steps_or_auto(text: str) -> int | str:
     return text if text == AUTO else int(text)
 
 
-def mesh_shape(text: str) -> str:
-    """What --mesh takes: "2x2x2". Kept as it is written; `Recipe.axes` reads it."""
-    return text
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """A training run. Raises ValueError, naming the option, for a value that makes no sense.
+    """A training run. Raises ValueError, naming the option, for an invalid value.
 
-    A step is one update: `accumulate` micro-batches of `batch` windows on each rank (of a mesh, for
-    each place along data), each window `context` tokens (bytes) long. Paths are strings, so that
+    A step is one update: `accumulate` micro-batches of `batch` windows on each rank (of a mesh: for
+    each index along data), each window `context` tokens (bytes) long. Paths are strings, so that
     the recipe is plain data.
     """
 
@@ -67,16 +65,16 @@ class Recipe:
         None,
         "ranks along data, pipe and tensor: --stage along the first, layers in stages along the "
         "second, with --accumulate micro-batches, heads and MLP cut along the third",
-        kind=mesh_shape,
+        metavar="DxPxT",
     )
     shard_size: int = _option(
         "ranks",
         0,
-        "ranks that share the shards, neighbours; more are replicas (hybrid); 0: all ranks",
+        "adjacent ranks that share the shards; the others are replicas (HSDP); 0: all ranks",
         at_least=0,
     )
     survive: bool = _option(
-        "ranks", False, "when a rank dies, the others go on without it; stage 0, on one machine"
+        "ranks", False, "when a rank dies, the others continue without it; stage 0, on one machine"
     )
     precision: str = _option(
         "ranks",
@@ -98,8 +96,9 @@ class Recipe:
     save_every: int | str = _option(
         "files",
         100,
-        "steps between two checkpoints; auto: from what a save takes and --failure-hours",
+        "steps between two checkpoints; auto: from the time of a save and --failure-hours",
         kind=steps_or_auto,
+        metavar="N|auto",
         at_least=1,
     )
     failure_hours: float = _option(
@@ -108,7 +107,9 @@ class Recipe:
     save_in_background: bool = _option(
         "files", False, "train while a checkpoint is written, from a copy in the host's memory"
     )
-    resume: bool = _option("files", False, "go on from the newest good checkpoint, if there is one")
+    resume: bool = _option(
+        "files", False, "continue from the newest good checkpoint, if there is one"
+    )
     report: int = _option("files", 10, "steps between two lines of progress", at_least=1)
     validate: int = _option("files", 50, "steps between two validations; 0: none", at_least=0)
     tensorboard: str | None = _option("files", None, "folder for TensorBoard's scalars")
@@ -158,7 +159,7 @@ class Recipe:
             return
         _, pipe, tensor = self.axes
         if self.shard_size:
-            raise ValueError("--mesh and --shard-size are two meshes: give one of them")
+            raise ValueError("--mesh and --shard-size are two meshes. Fix: give one of them")
         if pipe > self.layers:
             raise ValueError(f"--mesh {self.mesh} has {pipe} stages for --layers {self.layers}")
         if self.heads % tensor:
@@ -171,14 +172,14 @@ class Recipe:
             return
         if self.stage or self.shard_size or self.mesh:
             raise ValueError(
-                "--survive needs all of the state on every rank, and here it is in shards: what "
-                "only the dead rank held would be lost. Fix: --stage 0 alone; or --checkpoint DIR "
-                "--resume, by which the ranks that are left begin anew from the last save"
+                "--survive needs the full state on every rank, and here it is sharded: the dead "
+                "rank's shard would be lost. Fix: use --stage 0 alone; or --checkpoint DIR "
+                "--resume, so that the remaining ranks start again from the last save"
             )
         if self.save_in_background:
             raise ValueError(
-                "--survive and --save-in-background do not go together: the thread that writes has "
-                "a process group of its own, which nobody would mend. Fix: one of them"
+                "--survive and --save-in-background cannot be combined: the thread that writes has "
+                "process groups that are not formed again after a death. Fix: give one of them"
             )
 
 

@@ -22,16 +22,16 @@ from ddpz_lite.data import Corpus
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.interval import best_interval
 from ddpz_lite.trainer.recipe import AUTO, Recipe
+from ddpz_lite.trainer.save_interval import best_interval
 
 HOUR = 3600.0  # seconds
-FIRST = 10  # steps until the first save where the interval is found out: it measures both
+FIRST = 10  # steps until the first save of `--save-every auto`, which measures step and save
 KEPT = 2  # the newest, and one more in case the newest is damaged
 
 
 class TrainingError(RuntimeError):
-    """What stops a run on all ranks alike, and its user can put right."""
+    """An error that stops a run on all ranks, and that its user can fix."""
 
 
 def complete(folder: str | Path) -> list[Path]:
@@ -44,8 +44,8 @@ def complete(folder: str | Path) -> list[Path]:
 class Saver:
     """Writes and reads the checkpoints of a run; every rank calls the same methods.
 
-    In the background at most one is being written, so at most one copy of the state is held; the
-    next save waits for it, and so does the end of a `with` block.
+    At most one checkpoint is written in the background, so there is at most one copy of the state;
+    the next save waits for it, and so does the end of a `with` block.
     """
 
     recipe: Recipe
@@ -56,14 +56,14 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.fingerprint = hashlib.sha256(self.text.tokens.numpy()).hexdigest()
-        self._writing: tuple[Saving, Path] | None = None  # in the background, and where
+        self._writing: tuple[Saving, Path] | None = None  # in the background, and its folder
         self.measure_from(0)
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, TrainingError):  # else a rank is alone
+        if kind is None or issubclass(kind, TrainingError):  # otherwise this rank may be alone
             self._finish()
 
     def due(self, step: int) -> bool:
@@ -72,11 +72,11 @@ class Saver:
         return step >= self._next if every == AUTO else step % every == 0
 
     def measure_from(self, step: int) -> None:
-        """Measure steps from here on, for the interval that is found out; all ranks call it."""
+        """Measure steps from here on, for `--save-every auto`; all ranks call it."""
         self._since, self._next = (step, time.perf_counter()), step + FIRST
 
     def save(self, step: int, say: Callable[[str], None] = print) -> None:
-        """Save after a step; where the interval is found out, say when the next save is due."""
+        """Save after a step; with `--save-every auto` print when the next save is due."""
         begun = time.perf_counter()
         self._write(step)
         if self.recipe.save_every == AUTO:
@@ -87,10 +87,10 @@ class Saver:
             steps = Comm().gather_objects(max(1, round(wanted / each)))[0]
             self.measure_from(step)
             self._next = step + steps
-            say(f"saved step {step} in {cost:.2g} s; the next save is due {steps} steps on")
+            say(f"saved step {step} in {cost:.2g} s; the next save is due in {steps} steps")
 
     def _write(self, step: int) -> None:
-        """Write folder/step-<step>, or begin to, where it is written in the background."""
+        """Write folder/step-<step>, or begin to, if it is written in the background."""
         extra = {"step": step, "text": self.fingerprint, "sampler": self.batches.state_dict()}
         this = Path(self.recipe.checkpoint, f"step-{step:08d}")
         if self.recipe.save_in_background:
@@ -101,16 +101,15 @@ class Saver:
             self._remove_old(this)
 
     def _finish(self) -> None:
-        """Wait for what is written in the background; raises what went wrong with it."""
+        """Wait for the save in the background; raises its error."""
         if self._writing is not None:
             (writing, this), self._writing = self._writing, None
             writing.wait()
             self._remove_old(this)
 
     def _remove_old(self, this: Path) -> None:
-        """Remove what is older than this complete checkpoint and the one before it.
-
-        Gone too is what a kill left behind. Later ones, which this run could not load, stay.
+        """Remove what is older than this complete checkpoint and the one before it, and what a kill
+        left. Newer ones, which this run could not load, stay.
         """
         if Comm().rank == 0:
             done = complete(this.parent)
@@ -132,7 +131,7 @@ class Saver:
                 continue
             for problem in problems:
                 say(f"skipped {problem}")
-            self._go_on(extra)
+            self._set_position(extra)
             self.measure_from(extra["step"])
             say(f"resumed at step {extra['step']} of {self.recipe.steps}")
             return extra["step"]
@@ -142,14 +141,14 @@ class Saver:
             )
         return 0
 
-    def _go_on(self, extra: dict[str, Any]) -> None:
-        """Set the place in the text, if it is the same text."""
+    def _set_position(self, extra: dict[str, Any]) -> None:
+        """Set the position in the text, if it is the same text."""
         if extra["text"] != self.fingerprint:
             raise TrainingError(
                 f"the checkpoints in {self.recipe.checkpoint} come from another text than "
-                f"{self.text.name}. Fix: the same --text, or another --checkpoint folder."
+                f"{self.text.name}. Fix: use the same --text, or another --checkpoint folder."
             )
         try:
             self.batches.load_state_dict(extra["sampler"])
         except ValueError as error:
-            raise TrainingError(f"{error} Fix: the same --seed and --context.") from error
+            raise TrainingError(f"{error} Fix: use the same --seed and --context.") from error

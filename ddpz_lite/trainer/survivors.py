@@ -1,4 +1,4 @@
-"""Survivors: when a rank dies, the others go on in a smaller group, without a restart.
+"""Survivors: when a rank dies, the others continue in a smaller group, without a restart.
 
     team = Survivors(store, rank, world_size)  # forms the process group
     model, optimizer = dz.parallelize(module, torch.optim.AdamW, lr=1e-3)
@@ -6,18 +6,19 @@
     while done < steps:
         done = team.attempt(update, model, optimizer, done)
 
-`update()` is one step, up to `optimizer.step()`, on the batch that is due to `dist.get_rank()` of
-`dist.get_world_size()` ranks. Under DDP every rank has all of the model, so with a rank nothing is
-lost but a member. Those who are left
+`update()` is one step, up to `optimizer.step()`, on the batch for rank `dist.get_rank()` of
+`dist.get_world_size()`. Under DDP every rank has the full model, so a death loses nothing of it.
+The remaining ranks
 
-    leave      the broken group: their closed connections tell the ranks that have not heard yet
-    regroup    in the store: the first who has waited says who is in
-    agree      whoever is a step behind takes the state of one who is ahead; or nobody has done the
-               step, and it is as if it had not begun
+    leave      the broken group: their closed connections notify the ranks that still wait
+    regroup    in the store: the first rank that has waited long enough decides who is in
+    agree      a rank that is a step behind copies the state of one that is ahead; if no rank has
+               done the step, it is undone
 
-The store must outlive the ranks: a FileStore, or a TCPStore that none of them serves. And nobody
-may end the others when one dies, as torchrun does, and `dz.launch` unless survivors=True (it leaves
-rank and world size in the environment: RANK, WORLD_SIZE). `ddpz train --survive` is such a loop.
+The store must outlive the ranks: a FileStore, or a TCPStore that none of them serves. And the
+launcher must not end the other ranks when one dies, as torchrun does, and `dz.launch` without
+survivors=True (which sets rank and world size in the environment: RANK, WORLD_SIZE).
+`ddpz train --survive` is such a loop.
 
 Source: a group that is formed again at a step, and replicas that copy from one that is ahead, as in
 torchft, manager.py (github.com/meta-pytorch/torchft). There replicas may also come back.
@@ -45,14 +46,14 @@ from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
 class Survivors:
-    """The ranks that train together, and after a death those that are left; gloo.
+    """The ranks that train together, and after a death the remaining ones; gloo.
 
     Args:
         store: where the ranks meet; nothing else may use its keys.
-        rank, world_size: of this process at the start. `members` holds the first numbers of those
-            who are left; afterwards `dist.get_rank()` is a rank's place among them.
-        wait: seconds to wait for the others once a rank is lost. They all come at once if one has
-            died; if several have, this is waited for.
+        rank, world_size: of this process at the start. `members` has the original numbers of the
+            remaining ranks; after a death `dist.get_rank()` is a rank's index among them.
+        wait: seconds to wait for the others after a death. If one rank died, all others come at
+            once; if several died, this time passes.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Survivors:
     ) -> int:
         """Do step number `done`. Returns how many are done now: `done` if a rank was lost first.
 
-        Then the batch is to be dealt again, to fewer ranks. A step that some have done counts for
-        all, with the batch of the rank that is lost. What `update` changes beside the model, the
-        optimizer and torch's, Python's and NumPy's random generators is its own to mend.
+        Then distribute the batch again, over fewer ranks. A step that some ranks have done counts
+        for all, with the batch of the lost rank. `update` must itself undo what it changes besides
+        the model, the optimizer and the random generators of torch, Python and NumPy.
 
-        Raises RuntimeError if the state was sharded, so that a part is lost; if this rank came too
-        late. A rank that dies while the others regroup ends them, too, when a timeout ends.
+        Raises RuntimeError if the state was sharded, so that a part is lost, and if this rank came
+        too late. A rank that dies while the others regroup ends them, too, after a timeout.
         """
         random, buffers, stepped = rng_state(), [b.clone() for b in model.buffers()], []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
@@ -86,10 +87,10 @@ class Survivors:
         except RuntimeError as error:
             if not PEER_LOST.search(str(error)):
                 raise
-            _check_whole(model, optimizer, error)
+            _check_replicated(model, optimizer, error)
         finally:
             hook.remove()
-        # The error is forgotten by now: its frames would keep the old group alive.
+        # The error is released by now: its frames would keep the old group alive.
         done += len(stepped)
         self._regroup(model)
         steps = Comm().gather_objects(done)
@@ -107,7 +108,7 @@ class Survivors:
         dist.init_process_group("gloo", store=store, rank=place, world_size=world_size)
 
     def _regroup(self, model: DDP) -> None:
-        """Leave the group, and form one of those who come."""
+        """Leave the group, and form one of the ranks that report in time."""
         model.leave()
         dist.destroy_process_group()
         self.generation += 1
@@ -121,7 +122,7 @@ class Survivors:
         members = json.loads(self.store.compare_set(f"{key}/in", "", json.dumps(here)))
         if self.rank not in members:
             raise RuntimeError(
-                f"rank {self.rank} came too late: ranks {members} have gone on without it. Fix: a "
+                f"rank {self.rank} came too late: ranks {members} continued without it. Fix: a "
                 f"longer wait= than {self.wait:g} seconds, if ranks may be that far apart."
             )
         self.members = members
@@ -129,15 +130,15 @@ class Survivors:
         model.join()
 
 
-def _check_whole(model: nn.Module, optimizer: torch.optim.Optimizer, error: Exception) -> None:
-    """Raise RuntimeError unless every rank of the world holds all of the state."""
+def _check_replicated(model: nn.Module, optimizer: torch.optim.Optimizer, error: Exception) -> None:
+    """Raise RuntimeError unless every rank of the world holds the full state."""
     cut = isinstance(optimizer, ShardedOptimizer) and optimizer.comm.world > 1
     of_the_world = isinstance(model, DDP) and model.comm.group is None and not model.comm.axes
     if cut or not of_the_world:
         raise RuntimeError(
-            "a rank is lost, and what only it held is lost with it: the state is in shards. Fix: "
-            "start the ranks that are left anew and load_checkpoint() the last save, which fits "
-            "any world; or stage 0 over the world, where every rank holds everything."
+            "a rank is lost, and its shard of the state with it. Fix: start the remaining ranks "
+            "again and load_checkpoint() the last save, which fits any world; or use stage 0 over "
+            "the world, where every rank holds everything."
         ) from error
 
 

@@ -1,17 +1,31 @@
 """The wire: an instrumented backend for torch.distributed.
 
-It stands between torch and gloo or NCCL and serves five ends with one mechanism: the ledger (what
-was sent, from which line), the timeline, the hang report, the shaped network, and grading by what
-an answer really communicates.
+It stands between torch and gloo or NCCL. One mechanism serves five purposes: the ledger (what was
+sent, from which line), the timeline, the hang report, the shaped network, and grading by what an
+answer communicates.
 
-    board = wire.Board.open(path, rank)
-    wire.attach(board, backend="gloo", origin=origin)
+    status_file = wire.StatusFile(path, rank)
+    wire.attach(status_file, backend="gloo", origin=origin)
     dist.init_process_group("wire", store=store, rank=rank, world_size=world_size)
     ...
     records, spans = wire.detach()
 
-`dz.launch` does this for every rank. What needs torch is imported by `attach`: the launcher uses
-the board without it.
+`dz.launch` does this for every rank. `attach` imports what needs torch; the launcher uses the
+status file without torch. In the order to read:
+
+backend         register the backend in torch.distributed, and remove it
+group           torch's methods of a process group, each turned into a `call`
+base_group      publish, compare and forward each operation
+work            the handle that torch gets back
+cost            bytes and messages of each algorithm
+ledger          the records and spans of a rank
+callsite        the line of user code behind a call
+status_file     what each rank has called and waits for (`status_reader`, `status_format`)
+mismatch        compare the calls of a group's ranks
+stall           find ranks that can never continue
+network         a slower network; `shaping` computes when an operation ends on it
+wire_state      all of this for one rank; `worker_threads` wait for the backend
+trace           records and spans as a file for Perfetto
 """
 
 from __future__ import annotations
@@ -19,21 +33,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.wire import callsite
-from ddpz_lite.wire.board import Board, Position
 from ddpz_lite.wire.ledger import Record, Span, span
 from ddpz_lite.wire.network import Network
+from ddpz_lite.wire.status_file import Position, StatusFile
 
 if TYPE_CHECKING:
     from ddpz_lite.wire.backend import attach, detach, mark, renew
     from ddpz_lite.wire.mismatch import CollectiveMismatch
 
 __all__ = [
-    "Board",
     "CollectiveMismatch",
     "Network",
     "Position",
     "Record",
     "Span",
+    "StatusFile",
     "attach",
     "callsite",
     "detach",

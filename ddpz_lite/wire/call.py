@@ -1,8 +1,8 @@
-"""What is being asked for: the part of a collective that is the same whenever it is called again.
+"""One kind of call: what is the same whenever a collective is called again.
 
-A training loop makes the same few calls thousands of times. Everything that can be known from the
-operation, the shapes and the options (the cost, the signature that the ranks compare, the words for
-a report) is therefore worked out once per process group and kept.
+A training loop makes the same few calls thousands of times. So everything that follows from the
+operation, the shapes and the options (the cost, the signature that ranks compare, the text for a
+report) is computed once per process group and kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ddpz_lite.wire import cost
-from ddpz_lite.wire.format import TEXT, digest
+from ddpz_lite.wire.status_format import TEXT, digest
 
 
 class Call(NamedTuple):
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     dtype: str  # "float32"
     elements: int  # of the full tensor, see `ledger.Record`
     cost: cost.Cost  # of this rank
-    signature: bytes  # equal on all ranks of the group, or the call is a mistake
+    signature: bytes  # must be equal on all ranks of the group
     description: bytes  # "all_reduce(float32[2, 3], sum)"
     root: int | None  # global rank
 
@@ -37,7 +37,7 @@ def total(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def describe(op: str, tensors: Sequence[torch.Tensor], extras: Sequence[str] = ()) -> bytes:
-    """ "all_reduce(float32[2, 3], sum)", cut to what fits on the board."""
+    """ "all_reduce(float32[2, 3], sum)", cut to TEXT bytes."""
     first = tensors[0]
     shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in tensors[:2])
     if len(tensors) > 2:
@@ -59,8 +59,8 @@ def build(
 ) -> Call:
     """A call on the group of global `ranks`, made by group rank `rank`.
 
-    tensors: what this rank passes, for the words. elements: of the full tensor. root: in the group.
-    equal: whether the operation wants the same number of elements from every rank.
+    tensors: what this rank passes, for the description. elements: of the full tensor. root: its
+    index in the group. equal: whether every rank must pass the same number of elements.
     """
     first = tensors[0]
     itemsize = first.element_size()
@@ -99,14 +99,14 @@ def message(op: str, tensor: torch.Tensor, ranks: tuple[int, ...], peer: int) ->
 
 
 def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], rank: int, reduce_op: str) -> Call:
-    """A sparse all_reduce: gloo gathers everyone's indices and values and adds them locally.
+    """A sparse all_reduce: gloo gathers all indices and values and adds them locally.
 
-    Ranks may hold different numbers of elements, so what is passed on for others is not known here:
-    the cost takes them to be as many as this rank's. `elements` counts the values.
+    Ranks may hold different numbers of elements, and what a rank forwards for others is not known
+    here. So the cost assumes as many as this rank's. `elements` counts the values.
     """
-    held = tensor.coalesce()
-    values, others = held.values(), len(ranks) - 1
-    nbytes = values.numel() * values.element_size() + held.indices().numel() * 8
+    coalesced = tensor.coalesce()
+    values, others = coalesced.values(), len(ranks) - 1
+    nbytes = values.numel() * values.element_size() + coalesced.indices().numel() * 8
     to = {(rank + 1) % len(ranks): others * nbytes}
     price = cost.Cost(to, others, float(others * nbytes))
     signature = digest("sparse", dtype_name(tensor.dtype), tuple(tensor.shape), reduce_op)
@@ -124,7 +124,7 @@ def sparse(tensor: torch.Tensor, ranks: tuple[int, ...], rank: int, reduce_op: s
 def uneven(
     call: Call, sends: Sequence[int], receives: Sequence[int], rank: int, itemsize: int
 ) -> Call:
-    """The same all_to_all at its real cost: each part goes straight to its rank."""
+    """The same all_to_all with the cost of these splits: each part goes straight to its rank."""
     to = {other: n * itemsize for other, n in enumerate(sends) if other != rank}
     into = (sum(receives) - receives[rank]) * itemsize
     path = float(max(sum(to.values()), into))

@@ -1,11 +1,12 @@
-"""Which line of the learner's asked for this?
+"""Which line of user code asked for this?
 
 A collective is issued by torch, often from C++ and far below the line that caused it:
 `loss.backward()`, `model(x)`, `optimizer.step()`. The wire and the launcher name that line: the
-innermost frame which belongs neither to torch, nor to this library, nor to Python's own library.
-Code from a notebook cell is named by its cell, "cell 12:3".
+innermost frame that belongs neither to torch, nor to this library, nor to the standard library.
+Code from a notebook cell is named by its cell, "cell 12:3". In `ddpz train`, which runs no user
+code, it is the innermost line of the trainer.
 
-Nothing here imports torch: the launcher uses this module in the kernel too.
+Nothing here imports torch, because the launcher uses this module too.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 
 UNKNOWN = "?"
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TRAINER = os.path.join(_PACKAGE, "trainer") + os.sep
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _WRAPPERS = ("torch" + os.sep, "typing_extensions.py")  # the second wraps what torch deprecates
 _TORCH = tuple(place + part for place in _INSTALLED for part in _WRAPPERS)
-# Code without a file is the learner's ("<stdin>", "<timed exec>"), unless a library made it.
+# Code without a file is user code ("<stdin>", "<timed exec>"), unless a library generated it.
 _GENERATED = ("<frozen ", "<eval_with_key>", "<decorator-gen", "<attrs ", "<__array_function__")
 
 _cells: dict[str, str] = {}  # file name -> "cell 12"
 _library: dict[str, bool] = {}  # file name -> whether it is to be skipped
 _labels: dict[tuple[CodeType, int], str] = {}
 _main = threading.main_thread().ident
-looking = threading.Lock()  # held while a thread looks at another's frames: see `of_thread`
+frames_lock = threading.Lock()  # held while a thread reads another's frames: see `of_thread`
 
 
 def set_cells(cells: Mapping[str, str]) -> None:
-    """Name the files that are really notebook cells: {file name of the cell's code: "cell 12"}."""
+    """Name the files that are notebook cells: {file name of the cell's code: "cell 12"}."""
     _cells.clear()
     _cells.update(cells)
     _library.clear()
@@ -45,7 +47,7 @@ def set_cells(cells: Mapping[str, str]) -> None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether this file is machinery (torch, this library, Python's own), not the learner's."""
+    """Whether this file is torch, this library or Python's standard library, not user code."""
     known = _library.get(filename)
     if known is None:
         known = _library[filename] = _is_library(filename)
@@ -68,35 +70,45 @@ def set_name(filename: str) -> str:
 
 
 def filename(name: str) -> str:
-    """The file behind a label's name, where `set_cells` gave it one; other names as they are."""
+    """The file of a name that `set_cells` gave; other names are returned unchanged."""
     return next((file for file, cell in _cells.items() if cell == name), name)
 
 
 def label(filename: str, lineno: int) -> str:
-    """A place as the learner knows it: "cell 12:3", or "train.py:40"."""
+    """A line as the user knows it: "cell 12:3", or "train.py:40"."""
     return f"{_cells.get(filename) or os.path.basename(filename)}:{lineno}"
 
 
 def of_frame(frame: FrameType | None) -> str | None:
-    """The label of the innermost learner's frame at or above `frame`; None if there is none."""
-    while frame is not None:
-        code = frame.f_code
-        known = _library.get(code.co_filename)
-        if known is None:
-            known = is_library(code.co_filename)
-        if not known:
-            key = (code, frame.f_lineno)
-            found = _labels.get(key)
-            if found is None:
-                found = _labels[key] = label(code.co_filename, frame.f_lineno)
-            return found
-        frame = frame.f_back
-    return None
+    """The label of the innermost line of user code at or above `frame`, else of the trainer, or
+    None.
+    """
+    found = frame
+    while found is not None and is_library(found.f_code.co_filename):
+        found = found.f_back
+    if found is None:
+        found = frame
+        while found is not None and not found.f_code.co_filename.startswith(_TRAINER):
+            found = found.f_back
+    if found is None:
+        return None
+    key = (found.f_code, found.f_lineno)
+    if key not in _labels:
+        _labels[key] = label(found.f_code.co_filename, found.f_lineno)
+    return _labels[key]
+
+
+def of_stack(stack: Sequence[tuple[str, int, str]]) -> str | None:
+    """The same for a stack of (file name, line, function), innermost first."""
+    user = (place for place in stack if not is_library(place[0]))
+    trainer = (place for place in stack if place[0].startswith(_TRAINER))
+    found = next(user, None) or next(trainer, None)
+    return None if found is None else label(found[0], found[1])
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside."""
+    """No garbage is collected inside the block."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -107,24 +119,24 @@ def uncollected() -> Iterator[None]:
 
 
 def of_thread(ident: int) -> str | None:
-    """The label of the innermost learner's frame of a thread.
+    """The label of the innermost line of user code of a thread, see `of_frame`.
 
-    Whoever looks at a frame keeps its locals, tensors of any size: it is let go at once, and
-    `looking` is held as long as it is kept.
+    A reference to a frame keeps its local variables alive, tensors of any size. So it is released
+    at once, and `frames_lock` is held meanwhile.
 
-    [Note: no garbage is collected meanwhile] CPython makes the object of a frame when one asks for
-    it, and may collect garbage to make it. What is collected may give way to the thread whose frame
-    that is (a tensor does); it returns from the frame, and the new object writes over its stack.
+    [Note: no garbage collection] CPython creates the frame object on request, and may collect
+    garbage to do so. A finalizer that runs then may yield to the thread whose frame it is (a
+    tensor's does); that thread returns from the frame, and the new object overwrites its stack.
     """
-    with looking, uncollected():
+    with frames_lock, uncollected():
         return of_frame(sys._current_frames().get(ident))
 
 
 def caller() -> str:
-    """The label of the learner's line that led to this call.
+    """The label of the line of user code that led to this call, "?" if there is none.
 
-    A thread without any line of the learner's (autograd runs backward on GPUs in its own threads)
-    is taken to work for the main thread, so its line is used. "?" if that has none either.
+    A thread without user code (autograd runs backward on GPUs in its own threads) is assumed to
+    work for the main thread, so the main thread's line is used.
     """
     found = of_frame(sys._getframe(1))
     if found is None and threading.get_ident() != _main:

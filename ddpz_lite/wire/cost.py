@@ -1,8 +1,7 @@
-"""What an operation costs: bytes that a rank sends, and messages on the critical path.
+"""The cost of an operation: bytes that a rank sends, and messages on the critical path.
 
-The ledger must not guess: these are the algorithms that the backends run, and a test holds the gloo
-column against the counters of the loopback interface. N ranks, B bytes in the full tensor, b = B/N
-in one rank's part:
+These are the algorithms that the backends run; a test compares the gloo column with the counters of
+the loopback interface. N ranks, B bytes in the full tensor, b = B/N in one rank's part:
 
     operation       gloo                                      NCCL (ring)
     all_reduce      ring, 2(N-1)/N B                          2(N-1)/N B
@@ -30,7 +29,7 @@ SEGMENT = 1 << 20  # bytes: gloo's largest segment
 class Cost(NamedTuple):
     """Bytes that this rank sends; a shaped network takes `steps` latencies and `path` bytes."""
 
-    to: dict[int, int]  # by who gets them, a rank of the group
+    to: dict[int, int]  # {receiver: bytes}, group ranks
     steps: int
     path: float
 
@@ -42,7 +41,7 @@ class Cost(NamedTuple):
 def collective(
     op: str, backend: str, rank: int, size: int, nbytes: int, itemsize: int, root: int = 0
 ) -> Cost:
-    """The cost for `rank` of `size`; nbytes: of the full tensor (see `group.Call`)."""
+    """The cost for `rank` of `size`; nbytes: of the full tensor (see `call.Call`)."""
     if size == 1:
         return Cost({}, 0, 0.0)
     part, others = nbytes // size, size - 1
@@ -92,7 +91,7 @@ def children(rank: int, size: int, root: int) -> list[int]:
 
 
 def _segments(size: int, nbytes: int, itemsize: int) -> tuple[int, int]:
-    """gloo's cut: (bytes in a segment, segments in a chunk); the tail may be short or empty."""
+    """gloo's split: (bytes in a segment, segments in a chunk); the tail may be short or empty."""
     largest = SEGMENT // itemsize * itemsize
     segment = min(-(-nbytes // (2 * size)), largest)
     segment = -(-segment // itemsize) * itemsize
@@ -113,10 +112,10 @@ def _ring_all_reduce(rank: int, size: int, nbytes: int, itemsize: int) -> int:
 
 
 def _ring_reduce(rank: int, size: int, nbytes: int, itemsize: int, root: int) -> dict[int, int]:
-    """The own chunk travels but for two segments; once reduced it goes to the root.
+    """All but two segments of its chunk go to the left neighbour, the reduced chunk to the root.
 
-    (With more than two segments to a chunk, that is from 2N MB on, this is more than a ring needs;
-    gloo does send it.)
+    With more than two segments per chunk (from 2N MB on) this is more than a ring needs, but gloo
+    sends it.
     """
     segment, per_rank = _segments(size, nbytes, itemsize)
     chunk = segment * per_rank

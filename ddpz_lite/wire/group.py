@@ -1,8 +1,7 @@
-"""torch's names for what a process group can do, each turned into one call on the wire.
+"""torch's methods of a process group, each turned into one call on the wire.
 
 torch calls these methods from Python (`dist.all_reduce`) and, through pybind, from C++ (DDP's
-reducer, functional collectives). The lists of lists and the option objects are torch's; what they
-mean is said in one line where it is not plain.
+reducer, functional collectives). The lists of lists and the option objects are torch's.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from ddpz_lite.wire import call as calls
 from ddpz_lite.wire import callsite
+from ddpz_lite.wire.base_group import BaseGroup
 from ddpz_lite.wire.call import Call
-from ddpz_lite.wire.format import COLLECTIVE, SPLITS
-from ddpz_lite.wire.issuing import Issuing
+from ddpz_lite.wire.status_format import COLLECTIVE, SPLITS
 
 _NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")  # torch 2.13 renamed five operations
 _ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"
@@ -36,11 +35,11 @@ _dynamo = torch._C._dynamo.eval_frame
 Tensors = list[torch.Tensor]
 
 
-def _leave_to_python(cls: type) -> type:
+def _do_not_trace(cls: type) -> type:
     """[Note: compile]
-    torch.compile would trace these methods, and stops at the first attribute of a process group.
-    So each is marked as one to be called, not traced, and runs with tracing off. That is what
-    `torch.compiler.disable` does; but to import it costs every rank a second.
+    torch.compile would trace these methods, and stops at the first attribute of a process group. So
+    each is marked to be called, not traced, and runs with tracing off. `torch.compiler.disable`
+    does the same, but importing it costs every rank a second.
     """
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("__"):
@@ -60,18 +59,18 @@ def _untraced(method: FunctionType) -> FunctionType:
     return call
 
 
-@_leave_to_python
-class TorchNames:
-    """torch's names for what a process group can do, each turned into a `Call`.
+@_do_not_trace
+class TorchMethods:
+    """torch's methods of a process group, each turned into a `Call`.
 
-    The process group that it is a part of has `ranks` (its members as global ranks), `devices` (the
-    backend for each kind of tensor), `_me` (its own place in `ranks`) and `_calls` (an empty dict),
-    and sends what comes out: `_collective` and `_message`.
+    The class that inherits it has `ranks` (its members as global ranks), `devices` (the backend for
+    each device type), `_me` (its own index in `ranks`), `_calls` (an empty dict), and the methods
+    `_collective` and `_message`, which receive the calls.
 
-    [Note: a handle that only C++ has] torch's Join counts the ranks that take part by an all-reduce
-    of one number, gives the handle to DDP's reducer and drops its own. C++ keeps only its half of a
-    handle; when the Python half is gone, it waits in the base class of all handles, for ever. So
-    the group holds the last such handle.
+    [Note: a handle that only C++ holds] torch's Join counts the participating ranks by an
+    all-reduce of one number, gives the handle to DDP's reducer and drops its own. C++ keeps only
+    its half of the handle; once the Python half is gone, it waits in the base class of all handles,
+    forever. So the group keeps the last such handle.
     """
 
     _for_join: Any = None
@@ -82,7 +81,7 @@ class TorchNames:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         opts = _options(c10d.AllreduceOptions, opts, timeout)
         work = self._reducing("all_reduce", "allreduce", tensors, opts)
-        if opts.asyncOp and _is_for_join(sys._getframe(2)):  # over what wraps this method
+        if opts.asyncOp and _is_for_join(sys._getframe(2)):  # above the wrapper of this method
             self._for_join = work
         return work
 
@@ -119,7 +118,7 @@ class TorchNames:
         call = self._calls.get(key) or self._call(key, "broadcast", tensors, t.numel(), root=root)
         return self._collective(call, not opts.asyncOp, "broadcast", (tensors, opts), device)
 
-    # -- parts into a whole ------------------------------------------------------------------------
+    # -- gather: parts to a full tensor ------------------------------------------------------------
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """outputs: for each input, a list with a place for every rank's."""
@@ -143,11 +142,11 @@ class TorchNames:
         opts = opts or c10d.AllgatherOptions()
         return self._gathering(_ALL_GATHERS, outputs, inputs, opts, outputs)
 
-    def _gathering(self, method: str, outputs: Any, inputs: Any, opts: Any, whole: Tensors) -> Any:
+    def _gathering(self, method: str, outputs: Any, inputs: Any, opts: Any, full: Tensors) -> Any:
         parts = [inputs] if isinstance(inputs, torch.Tensor) else inputs
         t = parts[0]
         device = t.device.type
-        elements = calls.total(whole)
+        elements = calls.total(full)
         key = ("all_gather", t.dtype, _shape(parts), elements, device)
         call = self._calls.get(key)
         if call is None:
@@ -161,7 +160,7 @@ class TorchNames:
             opts = _root(c10d.GatherOptions, opts, *rest)
         return self._rooted("gather", inputs[0], opts, (outputs, inputs, opts))
 
-    # -- a whole into parts ------------------------------------------------------------------------
+    # -- scatter: a full tensor to parts -----------------------------------------------------------
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -184,14 +183,14 @@ class TorchNames:
         opts = opts or c10d.ReduceScatterOptions()
         return self._scattering(_REDUCE_SCATTERS, outputs, inputs, opts, inputs)
 
-    def _scattering(self, method: str, outputs: Any, inputs: Any, opts: Any, whole: Tensors) -> Any:
-        t, reduce_op = whole[0], opts.reduceOp.op
+    def _scattering(self, method: str, outputs: Any, inputs: Any, opts: Any, full: Tensors) -> Any:
+        t, reduce_op = full[0], opts.reduceOp.op
         device = t.device.type
-        key = ("reduce_scatter", t.dtype, _shape(whole), reduce_op, device)
+        key = ("reduce_scatter", t.dtype, _shape(full), reduce_op, device)
         call = self._calls.get(key)
         if call is None:
-            total, named = calls.total(whole), reduce_op.name.lower()
-            call = self._call(key, "reduce_scatter", whole, total, reduce_op=named)
+            total, named = calls.total(full), reduce_op.name.lower()
+            call = self._call(key, "reduce_scatter", full, total, reduce_op=named)
         return self._collective(call, not opts.asyncOp, method, (outputs, inputs, opts), device)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *rest: Any) -> Any:
@@ -275,7 +274,7 @@ class TorchNames:
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._message("recv_anysource", tensors, -1, tag, (tensors, tag))
 
-    # torch before 2.13 knows only these names; torch 2.13 still accepts them.
+    # torch 2.11 and 2.12 know only these names; torch 2.13 still accepts them.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -285,7 +284,7 @@ class TorchNames:
     def _call(
         self, key: tuple, op: str, tensors: Sequence[torch.Tensor], elements: int, **options: Any
     ) -> Call:
-        """A call of this group that was not seen before; kept under `key`."""
+        """Describe a new kind of call of this group, and keep it under `key`."""
         backend = self.devices.get(tensors[0].device.type, "gloo")
         made = calls.build(
             op,
@@ -300,28 +299,28 @@ class TorchNames:
         return made
 
 
-@_leave_to_python
-class WireGroup(TorchNames, Issuing):
+@_do_not_trace
+class WireGroup(TorchMethods, BaseGroup):
     """A process group on the wire."""
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """gloo's barrier that names who is missing. It gives up by itself: nobody is ever stuck."""
-        where, board = callsite.caller(), self._tap.board
+        """gloo's barrier that names the missing ranks. It has a time limit, so it never hangs."""
+        where, status_file = callsite.caller(), self._state.status_file
         with self._order:
             call = calls.barrier(self.ranks, self._me, "gloo", "monitored_barrier")
             entry, _ = self._announce(call, where, ())
             number = entry.group_seq
             at = {"index": self._index, "number": number, "bounded": True}
-            board.enter(COLLECTIVE, b"monitored_barrier", where, **at)
+            status_file.enter(COLLECTIVE, b"monitored_barrier", where, **at)
             try:
                 self.inner.monitored_barrier(timeout, wait_all_ranks)
             finally:
-                board.leave()
+                status_file.leave()
         entry.finished = time.monotonic()
 
 
 def _is_for_join(frame: FrameType | None) -> bool:
-    """Whether torch's Join is what called, by way of `dist.all_reduce`."""
+    """Whether torch's Join called `dist.all_reduce`."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
         if frame.f_code.co_name == "notify_join_context":
             return True
@@ -338,7 +337,7 @@ def _flat(rows: list[Tensors]) -> Tensors:
 
 
 def _options(kind: type, opts: Any, timeout: Any) -> Any:
-    """The options of a call. torch also has short forms, `group.allreduce(tensor, op, timeout)`."""
+    """The options of a call, also of the short form `group.allreduce(tensor, op, timeout)`."""
     if isinstance(opts, kind):
         return opts
     made = kind()

@@ -1,7 +1,7 @@
-"""What a rank did: its collectives and messages, and the stretches of time that the learner named.
+"""What a rank did: its collectives and messages, and the spans that user code named.
 
-While a job runs the wire only appends small lists; records are built once, at `detach`, from the
-clock that all processes of a machine share (time.monotonic), less the job's origin.
+While a job runs the wire only appends small objects. Records are built once, at `detach`, with
+times of the clock that all processes of a machine share (time.monotonic), minus the job's origin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ddpz_lite.wire.callsite import uncollected
 from ddpz_lite.wire.network import Network
 
-GRACE = 0.1  # seconds for the last operations to be noted
+TIMEOUT_S = 0.1  # for the ends of the last operations to be recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,28 @@ class Record:
     """
 
     rank: int  # global
-    seq: int  # place in this rank's ledger, from 0
+    seq: int  # index in this rank's ledger, from 0
     op: str  # "all_reduce" "all_gather" "reduce_scatter" "broadcast" ... "send" "recv"
     dtype: str  # "float32"
     elements: int
     bytes_sent: int
     started: float  # seconds since the job's origin: when the rank issued it
     finished: float | None  # when it was complete here; None if it never was (a job that failed)
-    where: str  # the learner's line: "cell 12:3" or "train.py:40"
+    where: str  # the line of user code: "cell 12:3" or "train.py:40"
     group: tuple[int, ...]  # global ranks
     peer: int | None  # global: the other end of a send or recv, the root of a rooted collective
-    group_seq: int | None  # place among the collectives of this group; None for a send or recv
-    waited: tuple[float, float] | None = None  # from when to when the main thread stood in wait()
-    bytes_far: int = 0  # of bytes_sent, those to ranks on other nodes of the `Network`
+    group_seq: int | None  # index among the collectives of this group; None for a send or recv
+    waited: tuple[float, float] | None = None  # begin and end of the main thread's wait()
+    bytes_far: int = 0  # of bytes_sent, the inter-node ones: to other nodes of the `Network`
 
     def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
-        """Travel as plain fields: the way of a frozen dataclass takes several times as long."""
+        """Pickle as plain fields, several times faster than a frozen dataclass does."""
         return Record, _FIELDS(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named stretch of a rank's time, in seconds since the job's origin."""
+    """A named interval of a rank's time, in seconds since the job's origin."""
 
     rank: int
     name: str
@@ -62,7 +62,7 @@ _FIELDS = attrgetter(*(one.name for one in fields(Record)))
 
 
 class Entry:
-    """A record in the making; the hot path fills it."""
+    """A mutable record, filled on the hot path."""
 
     __slots__ = (
         "call",
@@ -98,19 +98,19 @@ class Ledger:
     def records(self) -> list[Record]:
         """All records so far.
 
-        The backend's thread wakes whoever waits for a result before it calls back to note the time:
-        the last notes may still be on their way. What is really unfinished stays so.
+        The backend's thread wakes a waiting caller before it records the end, so the last ends may
+        be missing for a moment. What never finished keeps None.
         """
-        patience = time.monotonic() + GRACE
-        while any(e.finished is None for e in self.entries) and time.monotonic() < patience:
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(e.finished is None for e in self.entries) and time.monotonic() < deadline:
             time.sleep(0.001)
-        with uncollected():  # many that stay: the collector would walk over them again and again
+        with uncollected():  # the collector would walk over all of them repeatedly
             return [self._record(seq, entry) for seq, entry in enumerate(self.entries)]
 
     def _record(self, seq: int, entry: Entry) -> Record:
         call, network = entry.call, self.network
         to = {} if network is None else call.cost.to
-        far = network.far(to, self.rank, entry.group, self.world_size) if to else 0
+        far = network.inter_node_bytes(to, self.rank, entry.group, self.world_size) if to else 0
         origin, waited = self.origin, entry.waited
         return Record(
             rank=self.rank,
@@ -131,7 +131,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Keep the time of the block."""
+        """Record the time of the block."""
         started = time.monotonic()
         try:
             yield
@@ -145,7 +145,7 @@ current: Ledger | None = None  # of this process, between attach and detach
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Name what this rank does, for the timeline: `with dz.span("forward"): ...`.
+    """Name a block of this rank's work, for the timeline: `with dz.span("forward"): ...`.
 
     Outside a recorded job it does nothing.
     """

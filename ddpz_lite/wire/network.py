@@ -1,10 +1,10 @@
-"""A slower network, on purpose.
+"""A slower network, for experiments on one machine.
 
-On one machine all ranks share memory, so communication looks free and nothing that hides or saves
-it seems worth doing. A `Network` gives the job the two numbers of the alpha-beta model (Hockney
-1994; Thakur, Rabenseifner and Gropp 2005, section 3): a message of n bytes takes `latency + n /
-bandwidth` seconds. With `nodes` > 1 the ranks are dealt to nodes in blocks, and what crosses a node
-boundary takes the `inter_` figures.
+On one machine all ranks share memory, so communication looks free, and nothing that hides or saves
+it pays. A `Network` gives the job the two parameters of the alpha-beta model (Hockney 1994; Thakur,
+Rabenseifner and Gropp 2005, section 3): a message of n bytes takes `latency + n / bandwidth`
+seconds. With `nodes` > 1 the ranks are assigned to nodes in blocks, and messages between nodes use
+the `inter_` parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Network:
 
     latency: seconds; bandwidth: bytes per second; each rank has one link, both ways at once.
 
-    The `inter_` figures default to the others. Raises ValueError for figures that no network has.
+    The `inter_` parameters default to the others. Raises ValueError for impossible parameters.
     """
 
     latency: float
@@ -53,17 +53,19 @@ class Network:
         if self.nodes == 1 and (self.inter_latency is not None or self.inter_bandwidth is not None):
             raise ValueError(
                 "Network: inter_latency and inter_bandwidth need nodes=2 or more; "
-                "with one node nothing crosses"
+                "with one node there is no inter-node traffic"
             )
 
     def node_of(self, rank: int, world_size: int) -> int:
         """The node of a global rank: nodes hold blocks of ranks, in order, as equal as they can."""
         return rank * self.nodes // world_size
 
-    def far(self, sent: Mapping[int, int], rank: int, ranks: Sequence[int], world_size: int) -> int:
-        """Of the bytes that a global rank sends, by who of `ranks` gets them, those to other nodes.
+    def inter_node_bytes(
+        self, sent: Mapping[int, int], rank: int, ranks: Sequence[int], world_size: int
+    ) -> int:
+        """Of the bytes that a global rank sends to members of `ranks`, the inter-node ones.
 
-        sent: {place in `ranks`: bytes}, see `cost.Cost`.
+        sent: {index in `ranks`: bytes}, see `cost.Cost`.
         """
         here = self.node_of(rank, world_size)
         return sum(n for to, n in sent.items() if self.node_of(ranks[to], world_size) != here)

@@ -1,16 +1,16 @@
-"""When an operation is over on the shaped network.
+"""Compute when an operation ends on the shaped network.
 
 Each rank has one link. An operation starts when its last participant has arrived and the link is
-free, and takes what the alpha-beta model says (`cost.Cost`: steps x latency + path / bandwidth).
-Nothing is really slowed: the backend moves the data at once, and the result is held back until the
-time has come. All times are time.monotonic(), one clock for all processes of a machine; when the
-others arrived is read from the board.
+free, and takes the time of the alpha-beta model (`cost.Cost`: steps x latency + path / bandwidth).
+Nothing is slowed down: the backend moves the data at once, and the result is held back until the
+computed time. All times are time.monotonic(), one clock for all processes of a machine; the
+arrivals of other ranks are read from the status file.
 
 [Note: same answer on every rank]
-Every rank works out the end of a collective from the same published arrivals, so the ranks agree
-without asking. A rank publishes as its arrival the moment when its own link is free, if that is
-later than the call. Operations are settled in the order in which they became ready, not in the
-order in which the backend's threads happen to finish them.
+Every rank computes the end of a collective from the same published arrivals, so the ranks agree
+without communicating. A rank publishes as its arrival the moment when its own link is free, if that
+is later than the call. Operations are processed in the order in which they became ready, not in the
+order in which the backend's threads finish them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PR_SET_TIMERSLACK = 29
 
 @dataclass(eq=False)
 class Transfer:
-    """One operation on the link; `ready()`: when its last participant came, None if unknown."""
+    """One operation on the link. `ready()`: when its last participant arrived, None if unknown."""
 
     ready: Callable[[bool], float | None]
-    latency: float  # seconds on the way, when the link is free for others already
+    latency: float  # seconds in flight while the link is already free again
     occupied: float  # seconds that the link is busy
     way: str  # "in", "both", or "booked" if the link was reserved by `Link.depart`
     finish: float | None = None
@@ -47,11 +47,11 @@ class Link:
         self.free = {"out": 0.0, "in": 0.0}
 
     def arrive(self, way: str) -> float:
-        """The moment to publish for an operation that is being issued now."""
+        """The arrival time to publish for an operation that is issued now."""
         return max(time.monotonic(), self._free(way))
 
     def depart(self, seconds: float) -> float:
-        """Reserve the way out for a message that is being sent now; returns when it can start."""
+        """Reserve the outgoing link for a message that is sent now; returns when it starts."""
         with self._lock:
             start = self.arrive("out")
             self.free["out"] = start + seconds
@@ -67,8 +67,8 @@ class Link:
             if transfer in self._waiting:
                 self._waiting.remove(transfer)
 
-    def settle(self, transfer: Transfer) -> float:
-        """The end of a transfer whose data is here; settles first what was ready before it."""
+    def finish_time(self, transfer: Transfer) -> float:
+        """When a transfer ends whose data has arrived; earlier transfers are computed first."""
         with self._lock:
             while transfer.finish is None:
                 known = [(t.ready(t is transfer), index) for index, t in enumerate(self._waiting)]
@@ -86,8 +86,8 @@ class Link:
         return max(self.free.values()) if way == "both" else self.free[way]
 
 
-class Clock:
-    """One sleeping thread that completes what is due."""
+class Timer:
+    """One sleeping thread that runs actions at given times."""
 
     def __init__(self, started: Callable[[], None]) -> None:
         self._started = started  # called when the thread starts
@@ -97,12 +97,12 @@ class Clock:
         self._thread: threading.Thread | None = None
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Run `action` in the clock's thread at `moment`, or as soon after as it wakes."""
+        """Run `action` in the timer's thread at `moment`, or as soon as it wakes after it."""
         with self._changed:
             heapq.heappush(self._due, (moment, next(self._order), action))
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="ddpz-wire-clock", daemon=True
+                    target=self._run, name="ddpz-wire-timer", daemon=True
                 )
                 self._started()
                 self._thread.start()
@@ -119,7 +119,7 @@ class Clock:
 
 
 def sharpen_sleep() -> None:
-    """Ask Linux to wake this thread on time: by default it may be 50 microseconds late."""
+    """Ask Linux to wake this thread on time; by default it may be 50 microseconds late."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 

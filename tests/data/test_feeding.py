@@ -153,7 +153,7 @@ def test_budget_in_a_loader_and_alone():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: data.TokenBudgetSampler([3, 3], 9, 1), "TokenBudgetSampler: give both rank and"),
+        (lambda: data.TokenBudgetSampler([3, 3], 9, 1), "TokenBudgetSampler: only one of rank and"),
         (lambda: data.TokenBudgetSampler([3, 3], 9, 2, 2), "rank 2 is not in a world of 2"),
         (lambda: data.TokenBudgetSampler([3, 3], 9, 0, 3), "2 samples are too few for 3 ranks"),
         (lambda: data.TokenBudgetSampler([3, 0], 9, 0, 1), "sample 1 has 0 tokens"),
@@ -166,8 +166,8 @@ def test_budget_in_a_loader_and_alone():
             ),
             "saved with tokens=8, this sampler has tokens=7",
         ),
-        (lambda: data.WorkQueue(-1), "a queue of -1 items"),
-        (lambda: data.WorkQueue(3, costs=[1.0]), "1 costs were given for 3 items"),
+        (lambda: data.WorkQueue(-1), "cannot have -1 items"),
+        (lambda: data.WorkQueue(3, costs=[1.0]), "1 costs for 3 items"),
     ],
 )
 def test_errors(call, message):
@@ -220,7 +220,7 @@ def test_the_queue_of_one_process_and_the_longest_first():
     assert list(queue) == [1, 3, 2, 0] == queue.taken
     assert list(queue) == [1, 3, 2, 0], "each iteration deals anew"
     assert list(data.WorkQueue(0)) == []
-    with pytest.raises(RuntimeError, match="belongs to no job"):
+    with pytest.raises(RuntimeError, match="is not in a process group"):
         data.job_store()
 
 
@@ -288,7 +288,7 @@ def steps_with_nothing_that_counts():
 
 
 def test_joined_without_a_batch_and_with_batches_that_count_nothing():
-    with pytest.raises(dz.RankFailed, match="rank 1 has no batch at all"):
+    with pytest.raises(dz.RankFailed, match="rank 1 has no batch, and"):
         dz.launch(join_on_rank_1_without_a_batch, 2)
     assert list(dz.launch(steps_with_nothing_that_counts, 2)) == [[0, 2], [0, 0]]
 

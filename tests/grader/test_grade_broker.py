@@ -229,7 +229,7 @@ def test_every_solution_has_all_points(path):
 ENDINGS = [
     ("if r: dist.all_reduce(x)", "stuck", r"rank 1 waits in all_reduce #0 \(cell weighted_mean-an"
      r"swer, line 4\); rank 0 returned without calling it"),
-    ("dist.recv(x, 1 - r)", "stuck", "rank 0 waits in recv from rank 1 .*each waits for another"),
+    ("dist.recv(x, 1 - r)", "stuck", "rank 0 waits in recv from rank 1 .*Each rank waits"),
     ("if r:\n    while True: pass\ndist.barrier()", "stuck",
      "did not end within timeout=10 s. Look first at rank 1: it was running "
      "cell weighted_mean-answer, line 5"),

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import CannotSend, devices, hearing, job, printer, ship
+from ddpz_lite.launcher import CannotSend, devices, event_loop, job, printer, serialize
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -223,7 +223,7 @@ def test_views_of_a_large_buffer_travel_alone():
     views.append(buffer[5:7].clone().requires_grad_())
     views.append(torch.nn.Parameter(buffer[7:9]))
     views.append(buffer.view(1024, 1024).t()[:, 0])  # (1024,), strided
-    body = ship.pack_result(views)
+    body = serialize.pack_result(views)
     assert len(body) < 100_000
     for sent, came in zip(views, pickle.loads(body), strict=True):
         assert torch.equal(sent, came) and type(sent) is type(came)
@@ -259,7 +259,7 @@ def test_a_full_disk_is_told_with_the_cure(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ddpz_lite.wire.Board.create", full)
+    monkeypatch.setattr("ddpz_lite.wire.StatusFile.create", full)
     with pytest.raises(OSError, match="No space left") as caught:
         dz.launch(dist.get_rank, 1)
     assert "set TMPDIR" in caught.value.__notes__[0]
@@ -307,7 +307,7 @@ def warns_in_torchs_files():
     warnings.simplefilter("always")
     out = torch.empty(dist.get_world_size())
     dist._all_gather_base(out, torch.ones(1))  # the line that is named
-    warnings.warn("mine", stacklevel=1)
+    warnings.warn("local", stacklevel=1)
 
 
 def test_a_warning_names_the_line_of_the_learner_and_no_file_of_torch_or_ours(capsys):
@@ -316,17 +316,17 @@ def test_a_warning_names_the_line_of_the_learner_and_no_file_of_torch_or_ours(ca
     old, *own = capsys.readouterr().out.splitlines()
     name = f"{Path(__file__).name}:{first + 3}: FutureWarning: `torch.distributed._all_gather_base"
     assert old.startswith(f"[rank 0] {name}"), "once: it is the same on all ranks"
-    line = f"{Path(__file__).name}:{first + 4}: UserWarning: mine"
+    line = f"{Path(__file__).name}:{first + 4}: UserWarning: local"
     assert own == [f"[rank 0] {line}", f"[rank 1] {line}"]
 
 
 def fails():
-    raise ValueError("mine")
+    raise ValueError("local")
 
 
 def test_a_script_sees_one_frame_of_ours_and_the_whole_message():
     with pytest.raises(
-        dz.RankFailed, match=r"raised ValueError: mine at test_launcher\.py:"
+        dz.RankFailed, match=r"raised ValueError: local at test_launcher\.py:"
     ) as error:
         dz.launch(fails, 2)
     files = [Path(str(entry.path)).name for entry in error.traceback]
@@ -351,13 +351,13 @@ def test_progress_of_all_ranks_is_one_bar(monkeypatch):
         def close(self):
             told.append("closed")
 
-    monkeypatch.setattr(hearing, "Bar", Bar)
+    monkeypatch.setattr(event_loop, "Bar", Bar)
     dz.launch(counts, 2)
     assert told[-1] == "closed"
     for rank in range(2):
-        mine = [entry for entry in told[:-1] if entry[0] == rank]
-        assert mine[0] == (rank, "batch", 0, 7) and mine[-1] == (rank, "batch", 7, 7)
-        assert [entry[2] for entry in mine] == sorted(entry[2] for entry in mine)
+        local = [entry for entry in told[:-1] if entry[0] == rank]
+        assert local[0] == (rank, "batch", 0, 7) and local[-1] == (rank, "batch", 7, 7)
+        assert [entry[2] for entry in local] == sorted(entry[2] for entry in local)
 
 
 @pytest.mark.parametrize("launches", [8, pytest.param(64, marks=pytest.mark.extra)])
@@ -395,7 +395,7 @@ import warnings
 
 def cautious():
     try:
-        warnings.warn("mine")
+        warnings.warn("local")
     except UserWarning as error:
         return f"{dist.get_rank()}: {error}"
 
@@ -415,4 +415,4 @@ def test_a_script_needs_no_guard_starts_nothing_early_and_ends_without_a_warning
     env = {**os.environ, "PYTHONWARNINGS": "error"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.stderr == ""
-    assert (done.stdout, done.returncode) == ("0 ['0: mine', '1: mine']\n", 0)
+    assert (done.stdout, done.returncode) == ("0 ['0: local', '1: local']\n", 0)

@@ -138,13 +138,13 @@ def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(notebook):
     notebook.run("import ddpz_lite as dz, torch, torch.distributed as dist")
     notebook.run(
         "def fail():\n    if dist.get_rank() == 1:\n"
-        "        raise ValueError('mine')\n    dist.barrier()"
+        "        raise ValueError('local')\n    dist.barrier()"
     )
     cell = f"cell {notebook.cells}"
     _, error = notebook.run("dz.launch(fail, 2)")
     assert f'File "{cell}", line 3, in fail' in error
-    assert "raise ValueError('mine')" in error
-    assert f"rank 1 raised ValueError: mine at {cell}:3" in error
+    assert "raise ValueError('local')" in error
+    assert f"rank 1 raised ValueError: local at {cell}:3" in error
     assert "launcher" not in error and "ipykernel" not in error and "job.py" not in error
 
 

@@ -50,7 +50,7 @@ def test_other_names_and_missing_steps():
     spans = [Span(0, "iteration", 0.0, 2.0), Span(0, "load", 0.0, 1.0), Span(0, "io", 1.0, 1.5)]
     (step,) = breakdown(a_run(spans=spans, world=1), "iteration", data=("load", "io"))
     assert step.parts == Parts(0.0, 0.0, 1.5, 0.5, 0.0)
-    with pytest.raises(ValueError, match=r"have 0 spans named 'step'.*Fix: with dz.span"):
+    with pytest.raises(ValueError, match=r"have 0 spans named 'step'.*Fix: put with dz.span"):
         breakdown(a_run(spans=spans, world=1))
     with pytest.raises(ValueError, match="have 1, 0 spans named 'iteration'"):
         breakdown(a_run(spans=spans, world=2), "iteration")
@@ -83,7 +83,7 @@ def test_parts_of_real_steps_sum_to_them_and_waits_are_exposed(world):
 
 
 def test_stretches_against_a_grid():
-    """Random stretches of whole numbers, beside sets of unit cells."""
+    """Random intervals of whole numbers, beside sets of unit cells."""
     dice = random.Random(0)
     for _ in range(300):
         some, others = (

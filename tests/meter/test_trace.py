@@ -202,11 +202,11 @@ def test_the_profilers_events_lie_beside_the_ranks_own(tmp_path):
     run.trace(tmp_path / "t.json", profiles=profiles)
     events = events_of(tmp_path / "t.json")
     for rank in (0, 1):
-        mine = {e["name"]: e for e in events if e["pid"] == rank and e["ph"] == "X"}
-        before, marked, after = mine["before"], mine["marked"], mine["after"]
+        local = {e["name"]: e for e in events if e["pid"] == rank and e["ph"] == "X"}
+        before, marked, after = local["before"], local["marked"], local["after"]
         assert before["ts"] + before["dur"] / 2 < marked["ts"]  # by 10 ms: the clocks agree
         assert marked["ts"] + marked["dur"] < after["ts"] + after["dur"] / 2
-        assert mine["all_reduce"]["tid"] < 1000 <= marked["tid"]
+        assert local["all_reduce"]["tid"] < 1000 <= marked["tid"]
     assert len(read_trace(tmp_path / "t.json").ledger) == len(run.ledger)
     ids = {e["id"] for e in events if e["ph"] == "s"}
     assert all(e["id"] in ids for e in events if e["ph"] == "f")
@@ -268,12 +268,12 @@ def test_what_cannot_be_written_or_read(tmp_path):
     path, run = tmp_path / "t.json", a_run(record(0, 0, 0.1, 0.2))
     with pytest.raises(ValueError, match=r"recorded nothing. Fix: launch with record=True"):
         a_run().trace(path)
-    with pytest.raises(ValueError, match=r"3 offsets for 2 ranks. Fix: one number a rank"):
+    with pytest.raises(ValueError, match=r"3 offsets for 2 ranks. Fix: give one number"):
         run.trace(path, offsets=[0, 1, 2])
     path.write_text(json.dumps({"traceEvents": []}))
-    with pytest.raises(ValueError, match=r"does not say which rank it is of. Fix: let"):
+    with pytest.raises(ValueError, match=r"does not contain its rank. Fix: let"):
         run.trace(path, profiles=[path])
-    with pytest.raises(ValueError, match=r"is no trace of run.trace\(\)"):
+    with pytest.raises(ValueError, match=r"is not a trace of run.trace\(\)"):
         read_trace(path)
     path.write_text(json.dumps({"traceEvents": [], "distributedInfo": {"rank": 2}}))
     with pytest.raises(ValueError, match="is of rank 2, and this run had 2"):

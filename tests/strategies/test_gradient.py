@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import ddpz_lite as dz
-from ddpz_lite.checkpoint.parts import held_by
+from ddpz_lite.checkpoint.parts import local_parameters
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.gradient import Gradient
 from ddpz_lite.strategies.parallelize import parallelize
@@ -319,7 +319,9 @@ def edited() -> dict[tuple[int, str], object]:
             with torch.no_grad():
                 for p in model.parameters():
                     (p.data if how == "data" else p).clamp_(-0.25, 0.25)  # bf16 has these
-            parts = [here.part.tensor for here in held_by(model).values()]  # a checkpoint's
+            parts = [
+                here.part.tensor for here in local_parameters(model).values()
+            ]  # a checkpoint's
             now = dz.full_state_dict(model)
             out[stage, how] = all(torch.equal(now[n], before[n].clamp(-0.25, 0.25)) for n in now)
             out[stage, how] &= all((part.abs() <= 0.25).all() for part in parts)

@@ -236,7 +236,7 @@ def too_far_ahead() -> None:
 
 
 def test_a_stage_that_runs_further_ahead_may_wait_for_ever_there():
-    with pytest.raises(dz.RankFailed, match="each waits for another of them to move"):
+    with pytest.raises(dz.RankFailed, match="Each rank waits for another"):
         dz.launch(too_far_ahead, 2)
 
 

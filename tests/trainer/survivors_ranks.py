@@ -72,9 +72,9 @@ def build(stage: int = 0, mesh: tuple[int, int] | None = None, **options: Any) -
 def update(model: nn.Module, optimizer: Any, step: int, at: Callable[[str], None]) -> None:
     """A step on this rank's rows; `at` hears where it is."""
     rows = torch.randn(12, 6, generator=torch.Generator().manual_seed(step))
-    mine = rows[dist.get_rank() :: dist.get_world_size()]
+    local = rows[dist.get_rank() :: dist.get_world_size()]
     at("forward")
-    loss = model(mine).float().square().mean()
+    loss = model(local).float().square().mean()
     loss.backward()
     at("before the step")
     optimizer.step()

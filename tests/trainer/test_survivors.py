@@ -101,13 +101,13 @@ def test_state_that_is_lost_is_refused_with_the_cure(left):
     for name in ("stage 1", "stage 2", "stage 3", "hybrid"):
         assert list(left[name]) == list(range(CASES[name].world - 1))
         for of_rank in left[name].values():
-            assert of_rank["error"].startswith("a rank is lost, and what only it held is lost")
-            assert "Fix: start the ranks that are left anew and load_chec" in of_rank["error"]
+            assert of_rank["error"].startswith("a rank is lost, and its shard of the state")
+            assert "Fix: start the remaining ranks again and load_check" in of_rank["error"]
 
 
 def test_who_comes_too_late_is_told(left):
     assert left["late"][0]["members"] == left["late"][1]["members"] == [0, 1]
-    assert "rank 2 came too late: ranks [0, 1] have gone on" in left["late"][2]["error"]
+    assert "rank 2 came too late: ranks [0, 1] continued" in left["late"][2]["error"]
 
 
 def test_other_errors_are_not_taken_for_a_death():

@@ -31,9 +31,9 @@ from ddpz_lite.course.cli import main
 from ddpz_lite.data import RankSampler, corpus
 from ddpz_lite.trainer import loop, saving
 from ddpz_lite.trainer.batches import Batches
-from ddpz_lite.trainer.interval import best_interval
 from ddpz_lite.trainer.loop import FLOOR, build, learning_rate, shard, train
 from ddpz_lite.trainer.recipe import Recipe, flag_of, steps_or_auto
+from ddpz_lite.trainer.save_interval import best_interval
 from ddpz_lite.trainer.saving import TrainingError
 
 # 61 windows: 15 micro-batches of 2 ranks x 2 windows, then one with a single window for rank 0.
@@ -89,7 +89,7 @@ def dealt(recipe: Recipe, resume_after: int) -> list[tuple]:
             stream = iter(batches)
         batch = next(stream)
         windows = [tuple(w) for w in batch.inputs.tolist()]
-        out.append((windows[: batch.count], batch.dealt))
+        out.append((windows[: batch.count], batch.total))
     return out
 
 
@@ -374,6 +374,27 @@ def test_the_command_trains_and_tells(tmp_path, text, capsys):
     assert "--- sample" in printed
 
 
+def test_an_interrupt_names_each_ranks_step_and_line_and_how_to_continue(tmp_path, text):
+    recipe = tiny(text, steps=10**6, report=1, checkpoint=str(tmp_path / "runs"), save_every=10**6)
+    code = (
+        "import signal, sys; from ddpz_lite.course.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, *words(recipe), "--ranks", "2"]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **how) as process:
+        assert any("] step 300/" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        printed, error = process.communicate(timeout=200)
+    assert process.returncode == 130
+    for rank in range(2):
+        found = re.search(rf"  rank {rank} (.*); it had finished step (\d+) of 1000000\n", printed)
+        assert re.search(r"was running \w+\.py:\d+|waits in \w+ \(\w+\.py:\d+\)", found[1])
+        assert int(found[2]) > 0
+    assert "Continue with --resume: the same command then starts from the last save." in error
+
+
 def test_the_standard_library_is_the_default_text(capsys):
     assert main([*words(Recipe(**TINY | {"steps": 1})), "--ranks", "1"]) == 0
     assert "standard library of Python" in capsys.readouterr().out
@@ -408,15 +429,15 @@ WRONG = {
     "--width 9": "--width 9 does not divide into --heads 2",
     "--ranks 0": "--ranks takes 1 to 64, not 0; for more machines, torchrun.",
     "--resume": "--resume needs --checkpoint DIR, the folder to resume from",
-    "--survive --stage 1": "what only the dead rank held would be lost. Fix: --stage 0 alone; or",
-    "--survive --mesh 2x1x1": "here it is in shards",
-    "--survive --checkpoint anywhere --save-in-background": "do not go together",
+    "--survive --stage 1": "the dead rank's shard would be lost. Fix: use --stage 0 alone; or",
+    "--survive --mesh 2x1x1": "here it is sharded",
+    "--survive --checkpoint anywhere --save-in-background": "cannot be combined",
     "--save-in-background": "--save-in-background needs --checkpoint DIR, the folder to save to",
     "--steps 2 --profile anywhere": "--profile begins after 2 steps, and --steps is 2",
     "--text nowhere.txt": "'nowhere.txt'",
     "--context 2000": "needs 2001",
     "--validate 1 --context 200": "the validation split",
-    "--lr 1e30 --clip 0 --ranks 1": "training has diverged. Fix: a lower --lr",
+    "--lr 1e30 --clip 0 --ranks 1": "training has diverged. Fix: use a lower --lr",
 }
 
 
@@ -435,7 +456,7 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, text, capsys):
     resume = [*words(replace(recipe, steps=2)), "--ranks", "2", "--resume"]
     for more, said in {
         (): None,
-        ("--text", other): "come from another text than other. Fix: the same --text",
+        ("--text", other): "come from another text than other. Fix: use the same --text",
         ("--seed", "1"): "saved with seed=0, this sampler has seed=1",
         ("--width", "16"): "is of another model",
     }.items():
@@ -549,7 +570,7 @@ def test_auto_saves_by_young_from_what_a_save_takes(tmp_path, text, monkeypatch)
             due.append(step)
             saver.save(step, said.append)
     assert due == [10, 70, 130]  # sqrt(2 * 2 * 900) = 60
-    assert said[0] == "saved step 10 in 2 s; the next save is due 60 steps on"
+    assert said[0] == "saved step 10 in 2 s; the next save is due in 60 steps"
 
 
 def test_auto_trains_and_resumes_on_two_ranks(tmp_path, text):

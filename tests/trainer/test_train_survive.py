@@ -174,7 +174,7 @@ def test_the_command_goes_on_and_says_so(recipe, tmp_path, capsys, monkeypatch):
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "[rank 0] was killed by SIGKILL" in out
-    assert "step 3/8  2 ranks left to go on, with 64 tokens a step" in out
+    assert "step 3/8  2 ranks left to continue, with 64 tokens a step" in out
     assert re.search(r"^\[rank 1\] step 8/8  loss ", out, re.MULTILINE)
     assert saving.complete(tmp_path)[0].name == "step-00000008"
 

@@ -18,28 +18,28 @@ def every_operation() -> str:
     """Call all that torch.distributed offers; each line is checked by its values."""
     rank, size = dist.get_rank(), dist.get_world_size()
     ranks = list(range(size))
-    mine = torch.full((4,), float(rank))
+    local = torch.full((4,), float(rank))
     parts = [torch.empty(4) for _ in ranks]
     whole = torch.arange(4.0 * size)
 
-    dist.all_reduce(total := mine.clone())
+    dist.all_reduce(total := local.clone())
     assert torch.equal(total, torch.full((4,), float(sum(ranks))))
-    dist.all_gather(parts, mine)
+    dist.all_gather(parts, local)
     assert [part[0].item() for part in parts] == ranks
     dist.reduce_scatter(part := torch.empty(4), list(whole.chunk(size)))
     assert torch.equal(part, size * whole.chunk(size)[rank])
-    dist.broadcast(copy := mine.clone(), size - 1)
+    dist.broadcast(copy := local.clone(), size - 1)
     assert torch.equal(copy, torch.full((4,), float(size - 1)))
-    dist.reduce(total := mine.clone(), 0, dist.ReduceOp.MAX)
+    dist.reduce(total := local.clone(), 0, dist.ReduceOp.MAX)
     assert rank or total[0] == size - 1
-    dist.gather(mine, parts if rank == 0 else None)
+    dist.gather(local, parts if rank == 0 else None)
     dist.scatter(part, parts if rank == 0 else None)
-    assert torch.equal(part, mine)
+    assert torch.equal(part, local)
     dist.all_to_all_single(swapped := torch.empty(size), torch.full((size,), float(rank)))
     assert swapped.tolist() == ranks
     dist.barrier()
     if rank == 0:
-        dist.send(mine, 1, tag=3)
+        dist.send(local, 1, tag=3)
     if rank == 1:
         dist.recv(part, 0, tag=3)
         assert torch.equal(part, torch.zeros(4))
@@ -146,8 +146,8 @@ def groups_and_meshes() -> tuple:
     rank = dist.get_rank()
     low = dist.new_group([0, 1])
     high = dist.new_group([2, 3], backend="gloo")
-    mine = low if rank < 2 else high
-    dist.all_reduce(torch.ones(8), group=mine)
+    local = low if rank < 2 else high
+    dist.all_reduce(torch.ones(8), group=local)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     total = torch.full((8,), float(rank))
     dist.all_reduce(total, group=mesh.get_group("replica"))
@@ -156,7 +156,7 @@ def groups_and_meshes() -> tuple:
         again = dist.new_group([0, 1, 2, 3])
         dist.broadcast(total, 2, group=again)
         dist.destroy_process_group(again)
-    return dist.get_backend(mine), total[0].item()
+    return dist.get_backend(local), total[0].item()
 
 
 def test_groups_and_meshes_are_on_the_wire_and_known_by_global_ranks():
@@ -266,17 +266,17 @@ def test_sparse_all_reduce():
 
 
 def attach_twice() -> str:
-    board = dist.group.WORLD._tap.board
+    status_file = dist.group.WORLD._state.status_file
     with pytest.raises(RuntimeError, match="attached already"):
-        wire.attach(board, backend="gloo")
+        wire.attach(status_file, backend="gloo")
     return "ok"
 
 
 def test_attach_refuses_what_it_cannot_do(tmp_path):
     assert dz.launch(attach_twice, 1)[0] == "ok"
-    board = wire.Board.create(tmp_path / "board", 2)
-    with pytest.raises(ValueError, match="the board of a rank"):
-        wire.attach(board, backend="gloo")
+    status_file = wire.StatusFile.create(tmp_path / "status", 2)
+    with pytest.raises(ValueError, match="the status file of a rank"):
+        wire.attach(status_file, backend="gloo")
     with pytest.raises(ValueError, match="gloo and nccl, got 'mpi'"):
-        wire.attach(wire.Board.open(tmp_path / "board", 0), backend="mpi")
-    board.close()
+        wire.attach(wire.StatusFile(tmp_path / "status", 0), backend="mpi")
+    status_file.close()

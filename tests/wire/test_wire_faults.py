@@ -1,4 +1,4 @@
-"""Calls that do not fit together, waits that can never end, and no alarm for anything else."""
+"""Calls that do not match, waits that can never end, and no alarm for anything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ddpz_lite as dz
 from ddpz_lite import wire
-from ddpz_lite.wire.format import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, digest
+from ddpz_lite.wire.status_format import CHANNELS, COLLECTIVE, GROUPS, RECV, RING, digest
 
 # -- different calls -----------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ DIFFER_THREE_WAYS = (different_shape, different_root, groups_of_their_own)
         (different_dtype, ("all_reduce(int32[4], sum)", "all_reduce(float32[4], sum)")),
         (different_root, ("root 0", "root 1")),
         (different_reduction, ("sum)", "max)")),
-        (different_splits, ("sends 3 elements to rank 0", "expects 2 of it")),
+        (different_splits, ("sends 3 elements to rank 0", "expects 2 from it")),
         (groups_of_their_own, ("every rank must make every group", "([0])", "([1])")),
         (different_in_a_group_after_many, (f"call #{3 * RING}", "barrier()", "group (0, 1)")),
     ],
@@ -177,7 +177,7 @@ FOUR = pytest.param(4, marks=pytest.mark.extra)
     ("fn", "words"),
     [
         (returns_early, ("waits in all_reduce #0", "rank 0 returned without calling it")),
-        (nobody_sends, ("waits in recv from rank 1", "each waits for another")),
+        (nobody_sends, ("waits in recv from rank 1", "Each rank waits for another")),
         (other_tags, ("waits in send to rank 1, tag 2", "waits in recv from rank 0, tag 3")),
         (groups_crossed, ("rank 0 waits in all_reduce", "rank 1 waits in all_reduce")),
         (nobody_receives, ("rank 0 waits in send to rank 1", "rank 1 returned")),
@@ -252,29 +252,31 @@ def test_a_program_with_threads_of_its_own_is_never_called_stuck():
     assert list(dz.launch(another_thread_sends, 2)) == [7.0, 7.0]
 
 
-# -- the board itself ----------------------------------------------------------------------------
+# -- the status file itself --------------------------------------------------------------------
 
 
 @pytest.fixture
-def boards(tmp_path):
+def status_files(tmp_path):
     """The launcher's board and those of three ranks, which are all in one group."""
-    reader = wire.Board.create(tmp_path / "board", 3)
-    writers = [wire.Board.open(tmp_path / "board", rank) for rank in range(3)]
-    for board in writers:
-        board.quiet(1000)
-        board.mark("running")
-        assert board.join("0", (0, 1, 2)) == 0
+    reader = wire.StatusFile.create(tmp_path / "status", 3)
+    writers = [wire.StatusFile(tmp_path / "status", rank) for rank in range(3)]
+    for status_file in writers:
+        status_file.set_helper_threads(1000)
+        status_file.mark("running")
+        assert status_file.join("0", (0, 1, 2)) == 0
     yield reader, writers
-    for board in (reader, *writers):
-        board.close()
+    for status_file in (reader, *writers):
+        status_file.close()
 
 
-def publish(board: wire.Board, number: int, signature: bytes = b"s" * 16) -> None:
-    board.publish(0, number, time.monotonic(), signature, b"all_reduce(float32[4])", "cell 7:3")
+def publish(status_file: wire.StatusFile, number: int, signature: bytes = b"s" * 16) -> None:
+    status_file.publish(
+        0, number, time.monotonic(), signature, b"all_reduce(float32[4])", "cell 7:3"
+    )
 
 
-def test_positions_and_descriptions(boards):
-    reader, (zero, one, two) = boards
+def test_positions_and_descriptions(status_files):
+    reader, (zero, one, two) = status_files
     assert reader.describe(0) == "is running"
     publish(zero, 0)
     zero.enter(COLLECTIVE, b"all_reduce", "cell 7:3", index=0, number=0)
@@ -291,8 +293,8 @@ def test_positions_and_descriptions(boards):
         two.mark("asleep")
 
 
-def test_a_stall_needs_every_way_out_to_be_closed(boards):
-    reader, (zero, one, two) = boards
+def test_a_stall_needs_every_way_out_to_be_closed(status_files):
+    reader, (zero, one, two) = status_files
     publish(zero, 0)
     zero.enter(COLLECTIVE, b"all_reduce", "cell 7:3", index=0, number=0)
     assert reader.stall(set()) is None  # the others run
@@ -305,20 +307,20 @@ def test_a_stall_needs_every_way_out_to_be_closed(boards):
     assert reader.stall(set()) is None
 
 
-def test_a_rank_that_has_ended_counts_even_if_it_could_not_say_so(boards):
-    reader, (zero, _, _) = boards
+def test_a_rank_that_has_ended_counts_even_if_it_could_not_say_so(status_files):
+    reader, (zero, _, _) = status_files
     publish(zero, 0)
     zero.enter(COLLECTIVE, b"barrier", "cell 7:3", index=0, number=0)
     assert reader.stall(set()) is None
     assert "rank 1 returned without calling it" in reader.stall({1}).sentence
 
 
-def test_messages_on_their_way_are_not_a_stall(boards):
-    reader, (zero, one, _) = boards
+def test_messages_in_flight_are_not_a_stall(status_files):
+    reader, (zero, one, _) = status_files
     key = zero.key(0, 0)
     zero.enter(RECV, b"recv", "a.py:1", index=0, number=0, peer=1)
     one.enter(RECV, b"recv", "a.py:2", index=0, number=0, peer=0)
-    assert "each waits for another" in reader.stall(set()).sentence
+    assert "Each rank waits for another" in reader.stall(set()).sentence
     one.count_message(digest(key, "send", 1, 0, 0), time.monotonic())  # sent, not waited for
     assert reader.stall(set()) is None
     one.enter(RECV, b"recv", "a.py:2", index=0, number=0, peer=0, tag=5)
@@ -326,24 +328,24 @@ def test_messages_on_their_way_are_not_a_stall(boards):
     assert "rank 0 waits in recv from rank 1" in reader.stall(set()).sentence
 
 
-def test_a_wait_with_a_limit_or_with_other_threads_is_not_a_stall(boards):
-    reader, (zero, one, two) = boards
+def test_a_wait_with_a_limit_or_with_other_threads_is_not_a_stall(status_files):
+    reader, (zero, one, two) = status_files
     two.mark("returned")
     publish(zero, 0)
     at = {"index": 0, "number": 0}
     zero.enter(COLLECTIVE, b"barrier", "a.py:1", **at, bounded=True)
     assert reader.stall(set()) is None
-    zero.quiet(0)  # this process has a thread that the wire knows nothing of
+    zero.set_helper_threads(0)  # this process has a thread that the wire knows nothing of
     zero.enter(COLLECTIVE, b"barrier", "a.py:1", **at)
     assert reader.stall(set()) is None
-    zero.quiet(1000)
+    zero.set_helper_threads(1000)
     zero.enter(COLLECTIVE, b"barrier", "a.py:1", **at)
     assert reader.stall(set()) is not None
     assert one.describe(0) == "waits in barrier #0 (a.py:1)"
 
 
-def test_calls_are_compared_only_with_the_same_call(boards):
-    _, (zero, one, _) = boards
+def test_calls_are_compared_only_with_the_same_call(status_files):
+    _, (zero, one, _) = status_files
     publish(one, 0, b"x" * 16)
     assert zero.disagrees(1, 0, 0, b"y" * 16) and not zero.disagrees(1, 0, 0, b"x" * 16)
     assert not zero.disagrees(1, 0, 1, b"y" * 16)  # not made yet
@@ -354,8 +356,8 @@ def test_calls_are_compared_only_with_the_same_call(boards):
     assert zero.arrival(1, key, 0) == float("-inf") and zero.arrival(1, key, RING + 1) is None
 
 
-def test_the_board_says_when_it_is_full(boards):
-    reader, (zero, _, _) = boards
+def test_a_full_status_file_is_reported(status_files):
+    reader, (zero, _, _) = status_files
     for n in range(CHANNELS):
         assert zero.count_message(digest("channel", n), 0.0) == 0
     assert zero.count_message(digest("one more"), 0.0) == -1
@@ -363,12 +365,12 @@ def test_the_board_says_when_it_is_full(boards):
     assert reader.messages(0, digest("channel", 3)) == 1
     for n in range(1, GROUPS):
         zero.join(f"g{n}", (0, 1))
-    with pytest.raises(RuntimeError, match="Make groups once"):
+    with pytest.raises(RuntimeError, match="make groups once"):
         zero.join("one more", (0, 1))
 
 
-def test_a_group_made_again_is_another_group(boards):
-    _, (zero, one, _) = boards
+def test_a_group_made_again_is_another_group(status_files):
+    _, (zero, one, _) = status_files
     again = zero.join("0", (0, 1, 2))
     assert zero.key(0, again) != zero.key(0, 0)
     assert zero.find_group(1, zero.key(0, again)) is None

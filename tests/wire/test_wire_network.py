@@ -37,20 +37,20 @@ def timed(ops: tuple[str, ...], sizes: tuple[int, ...]) -> dict:
     right, left = (rank + 1) % size, (rank - 1) % size
     times: dict = {}
     for nbytes in sizes:
-        mine, other = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+        local, other = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
 
-        def exchange(mine=mine, other=other):
-            messages = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, other, left)]
+        def exchange(local=local, other=other):
+            messages = [dist.P2POp(dist.isend, local, right), dist.P2POp(dist.irecv, other, left)]
             for work in dist.batch_isend_irecv(messages):
                 work.wait()
 
         calls = {
-            "send": lambda x=mine: dist.recv(x, 0) if rank else dist.send(x, 1),
+            "send": lambda x=local: dist.recv(x, 0) if rank else dist.send(x, 1),
             "exchange": exchange,
-            "all_reduce": lambda x=mine: dist.all_reduce(x),
-            "async": lambda x=mine: dist.all_reduce(x, async_op=True).wait(),
-            "future": lambda x=mine: dist.all_reduce(x, async_op=True).get_future().wait(),
-            "broadcast": lambda x=mine: dist.broadcast(x, 0),
+            "all_reduce": lambda x=local: dist.all_reduce(x),
+            "async": lambda x=local: dist.all_reduce(x, async_op=True).wait(),
+            "future": lambda x=local: dist.all_reduce(x, async_op=True).get_future().wait(),
+            "broadcast": lambda x=local: dist.broadcast(x, 0),
         }
         for op in ops:
             for _ in range(3):  # the best is compared
@@ -188,7 +188,7 @@ def test_fsdp2_waits_for_the_network_too():
 def impatient() -> float:
     got = torch.zeros(1)
     if dist.get_rank() == 1:
-        dist.recv(got, 0)  # until the other's patience is at its end
+        dist.recv(got, 0)  # until the other's deadline is at its end
         dist.send(got, 0)
         return got.item()
     receiving = dist.irecv(got, 1)
@@ -239,13 +239,13 @@ def across() -> dict[str, float]:
     groups = {"inside": [[0, 1], [2, 3]], "across": [[0, 2], [1, 3]]}
     took = {}
     for name, pairs in groups.items():
-        mine = [dist.new_group(pair) for pair in pairs][
+        local = [dist.new_group(pair) for pair in pairs][
             [rank in pair for pair in pairs].index(True)
         ]
         dist.barrier()
         times = [time.monotonic()]
         for _ in range(3):
-            dist.all_reduce(torch.zeros(2), group=mine)
+            dist.all_reduce(torch.zeros(2), group=local)
             times.append(time.monotonic())
         took[name] = min(after - before for before, after in pairwise(times))
     return took
@@ -285,11 +285,13 @@ def test_the_link_serves_in_the_order_of_readiness():
     late, early, never = transfer(5.0), transfer(1.0), transfer(None)
     for each in (never, late, early):
         link.add(each)
-    assert link.settle(late) == 8.0  # early: 1 to 3 on the link, late: 5 to 7, then the latency
+    assert (
+        link.finish_time(late) == 8.0
+    )  # early: 1 to 3 on the link, late: 5 to 7, then the latency
     assert early.finish == 4.0 and never.finish is None
     incoming = transfer(6.0, "in")
     link.add(incoming)
-    assert link.settle(incoming) == 10.0  # the link is free again at 7
+    assert link.finish_time(incoming) == 10.0  # the link is free again at 7
     link.drop(never)
     link.add(again := transfer(0.0))
-    assert link.settle(again) == 12.0
+    assert link.finish_time(again) == 12.0

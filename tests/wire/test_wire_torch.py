@@ -118,8 +118,8 @@ def there_and_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> list:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    with tempfile.TemporaryDirectory() as mine:
-        shared = [mine]
+    with tempfile.TemporaryDirectory() as local:
+        shared = [local]
         dist.broadcast_object_list(shared, 0)
         dcp.save(
             dict(zip("mo", get_state_dict(model, optimizer), strict=True)), checkpoint_id=shared[0]

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from ddpz_lite.meter.held import storages
+from ddpz_lite.meter.memory_use import storages
 from ddpz_lite.wire import callsite, span
 
 PATIENCE = 2.0  # seconds until other threads count as busy for good
@@ -79,7 +79,7 @@ class Holding(TorchDispatchMode):
         gc.collect()
         _settle()
         left_out = {storage._cdata for storage in storages(besides)}
-        with callsite.looking:  # the launcher's heartbeat keeps what it looks at
+        with callsite.frames_lock:  # the launcher's heartbeat keeps what it looks at
             return self._bytes(left_out)
 
     def _bytes(self, left_out: Iterable[int] = ()) -> int:

@@ -27,8 +27,8 @@ READY_MADE = {
     "torch.nn": ("SyncBatchNorm.__init__",),
     "torch.utils.data": ("DistributedSampler.__init__",),
     "ddpz_lite.data.sampler": ("RankSampler.__init__",),
-    "ddpz_lite.data.budget": ("TokenBudgetSampler.__init__",),
-    "ddpz_lite.data.queue": ("WorkQueue.__init__",),
+    "ddpz_lite.data.token_budget": ("TokenBudgetSampler.__init__",),
+    "ddpz_lite.data.work_queue": ("WorkQueue.__init__",),
 }
 ROOMS = ("ddpz_lite.strategies.", "ddpz_lite.checkpoint.", "ddpz_lite.course.built.")
 FACTS = ("ddpz_lite.strategies.placement", "ddpz_lite.strategies.schedules")  # no strategies

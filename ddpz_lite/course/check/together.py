@@ -30,7 +30,7 @@ from ddpz_lite.course.check import data
 from ddpz_lite.course.check import job as jobs
 from ddpz_lite.course.check.task import Case, Observed, Task
 from ddpz_lite.launcher import CannotSend, RankFailed, launch
-from ddpz_lite.launcher.ship import pack_call
+from ddpz_lite.launcher.serialize import pack_call
 
 MOST = 24  # turns of one launch: the wire follows 256 groups, and a turn may make several
 START = 60.0  # seconds until all ranks are there

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpz_lite.course.cli.shared import UserError
-from ddpz_lite.trainer.recipe import Recipe, flag_of, mesh_shape, steps_or_auto
+from ddpz_lite.trainer.recipe import Recipe, flag_of
 
 RANKS = 2  # where torchrun has not decided
 LONGEST = 30 * 24 * 3600.0  # seconds that the launcher lets a job run
 APART = 60.0  # seconds that ranks may be from each other when one has died
-METAVARS = {int: "N", float: "X", str: "PATH", steps_or_auto: "N|auto", mesh_shape: "DxPxT"}
+RESUME = "Continue with --resume: the same command then starts from the last save."
 EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
@@ -31,9 +31,9 @@ another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --a
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite train \\
               --stage 3 --checkpoint runs/a --save-every auto --resume
 
-With --survive the ranks that are left go on when one dies: an update that nobody had done is dealt
-again, to fewer. The last two go on from the newest good checkpoint, bit for bit, whatever killed
-them.
+With --survive the remaining ranks continue when one dies: an update that no rank had done is
+repeated by fewer ranks. The last two commands continue from the newest good checkpoint, bit for
+bit, after any kind of death.
 """
 
 
@@ -47,11 +47,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         if name not in sections:
             sections[name] = command.add_argument_group(name)
         how: dict[str, Any] = {"action": "store_true"}
-        words = about["words"]
+        words = about["help"]
         if about["kind"] is not bool:
             how = {"type": about["kind"], "choices": about["choices"], "default": option.default}
             if not about["choices"]:
-                how["metavar"] = METAVARS[about["kind"]]
+                how["metavar"] = about["metavar"]
             words += " (default %(default)s)" * (option.default is not None)
         sections[name].add_argument(flag_of(option.name), help=words, **how)
     sections["ranks"].add_argument(
@@ -137,8 +137,12 @@ def start(recipe: Recipe, ranks: int | None) -> int:
     except dz.RankFailed as error:
         print(f"ddpz train: {error}", file=sys.stderr)
         if recipe.checkpoint:
-            print("The same command with --resume goes on from the last save.", file=sys.stderr)
+            print(RESUME, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        if recipe.checkpoint:
+            print(RESUME, file=sys.stderr)
+        raise
     if problem := next(filter(None, job), None):
         raise UserError(problem)
     return 0

@@ -11,9 +11,9 @@ from typing import Any
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
 from ddpz_lite.course.show.page import show_figure
 from ddpz_lite.course.show.style import in_seconds, look, seconds_unit
-from ddpz_lite.meter.intervals import Stretch, gaps, length
+from ddpz_lite.meter.intervals import Interval, gaps, length
 
-Rows = list[dict[tuple[str, str], list[Stretch]]]
+Rows = list[dict[tuple[str, str], list[Interval]]]
 
 
 def bars(run: Any) -> Rows:
@@ -66,7 +66,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
 
 
 def _draw_bars(
-    axes: Any, rows: Rows, free: Sequence[list[Stretch]], until: float, unit: float
+    axes: Any, rows: Rows, free: Sequence[list[Interval]], until: float, unit: float
 ) -> dict[str, Any]:
     """Draw all bars and the idle time; returns {label: handle} for the legend."""
     names = _by_time(rows)
@@ -94,12 +94,12 @@ def _draw_bars(
     return {name: handles[name] for name in names} | {_free_name(rows): idle}
 
 
-def _visible(stretches: Iterable[Stretch], least: float) -> list[Stretch]:
+def _visible(stretches: Iterable[Interval], least: float) -> list[Interval]:
     """Stretches in order, with narrow ones joined where they would be drawn on top of each other.
 
     What is drawn is no more than fits, however many calls there were.
     """
-    seen: list[Stretch] = []
+    seen: list[Interval] = []
     reach = -math.inf  # where what is drawn of the last ones ends, if they were narrow
     for start, end in stretches:
         narrow = end - start < least
@@ -111,7 +111,7 @@ def _visible(stretches: Iterable[Stretch], least: float) -> list[Stretch]:
     return seen
 
 
-def _sends_while_receiving(row: dict[tuple[str, str], list[Stretch]]) -> bool:
+def _sends_while_receiving(row: dict[tuple[str, str], list[Interval]]) -> bool:
     """Whether a rank sends and receives at the same time anywhere in the run."""
     sends, recvs = (row.get(("traffic", op), []) for op in ("send", "recv"))
     return length(sends) + length(recvs) > length([*sends, *recvs]) * (1 + 1e-9)
@@ -137,7 +137,7 @@ def _free_name(rows: Rows) -> str:
     return "idle" if _names(rows, "compute") else "outside collectives"
 
 
-def _timeline_table(rows: Rows, free: Sequence[list[Stretch]]) -> list[list[Any]]:
+def _timeline_table(rows: Rows, free: Sequence[list[Interval]]) -> list[list[Any]]:
     spans, ops = _names(rows, "compute"), _names(rows, "traffic")
     head = ["rank", *(f"{name}, ms" for name in spans)]
     head += [text for op in ops for text in (f"{op}, calls", f"{op}, ms")]
@@ -151,11 +151,11 @@ def _timeline_table(rows: Rows, free: Sequence[list[Stretch]]) -> list[list[Any]
     return table
 
 
-def _ms(some: Iterable[Stretch]) -> float:
+def _ms(some: Iterable[Interval]) -> float:
     return round(1e3 * length(some), 3)
 
 
-def _timeline_alt(rows: Rows, free: Sequence[list[Stretch]], until: float) -> str:
+def _timeline_alt(rows: Rows, free: Sequence[list[Interval]], until: float) -> str:
     world = len(rows)
     each = ", ".join(
         f"{name} {in_seconds(_length_of(rows, name) / world)}"

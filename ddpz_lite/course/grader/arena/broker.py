@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpz_lite.course.grader.arena.client import Client, line_of_code, records
+from ddpz_lite.course.grader.arena.crowd import kept_waiting
 from ddpz_lite.course.grader.arena.exchange import Exchange
 from ddpz_lite.course.grader.arena.perform import count_of
 from ddpz_lite.course.grader.sandbox.frames import Inbox, Refused, clean
 from ddpz_lite.course.grader.sandbox.leash import Leash, NoRanks, let_go
 from ddpz_lite.course.grader.sandbox.limits import MIB, Limits
 from ddpz_lite.course.grader.sandbox.usage import family, memory
-from ddpz_lite.launcher.crowd import kept_waiting
 from ddpz_lite.launcher.failure import Failure, from_exception, root_cause
 from ddpz_lite.wire import Network, Record, Span
 

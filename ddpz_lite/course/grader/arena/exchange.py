@@ -109,7 +109,9 @@ class Exchange:
 
     def _far(self, to: dict[int, int], rank: int, ranks: tuple[int, ...]) -> int:
         """Of the bytes that a rank sends, those to other nodes."""
-        return 0 if self.network is None else self.network.far(to, rank, ranks, self.world)
+        if self.network is None:
+            return 0
+        return self.network.inter_node_bytes(to, rank, ranks, self.world)
 
     def _differs(
         self, client: Client, asked: Asked, group: Group, gathering: Gathering, number: int
@@ -318,7 +320,7 @@ class Exchange:
             self._answer(client, asked.number, asked.entry, pieces, source)
 
         client.link.add(transfer)
-        heapq.heappush(self._due, (client.link.settle(transfer), next(self._tickets), give))
+        heapq.heappush(self._due, (client.link.finish_time(transfer), next(self._tickets), give))
 
     def _answer(
         self, client: Client, number: int, entry: Entry, pieces: Sequence[Any], source: int = -1

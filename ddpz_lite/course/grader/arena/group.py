@@ -1,6 +1,6 @@
 """The rank's side: a process group whose every operation is a frame to the broker.
 
-It has torch's names from where the wire's group has them (`wire.group.TorchNames`): each of them
+It has torch's names from where the wire's group has them (`wire.group.TorchMethods`): each of them
 ends in `_collective` or `_message`, which here put the inputs into one frame and leave a `Sent`
 behind. A thread takes what comes back, writes it into the outputs, and wakes who waits.
 
@@ -26,8 +26,8 @@ from ddpz_lite.wire import call as calls
 from ddpz_lite.wire import callsite
 from ddpz_lite.wire import group as wired
 from ddpz_lite.wire.call import Call
-from ddpz_lite.wire.waiters import Waiters
 from ddpz_lite.wire.work import FOREVER
+from ddpz_lite.wire.worker_threads import WorkerThreads
 
 BEAT = 0.2  # seconds between two notes of where the main thread is
 SPIN = 0.002  # seconds that a wait may take before the broker is told of it
@@ -42,7 +42,7 @@ class Line:
         self._open: dict[int, Sent] = {}  # by number, until the broker has answered
         self._next = 0
         self._order = threading.Lock()
-        self.waiters = Waiters(lambda: None)
+        self.waiters = WorkerThreads(lambda: None)
         self.main = threading.main_thread().ident
         self.over = threading.Event()
 
@@ -170,7 +170,7 @@ class Sent(Work):
     _source_rank = source_rank
 
 
-class BrokerGroup(wired.TorchNames, ProcessGroup):
+class BrokerGroup(wired.TorchMethods, ProcessGroup):
     """A process group at the other end of which the broker sits."""
 
     def __init__(self, store: Any, rank: int, ranks: tuple[int, ...], name: str, line: Line):

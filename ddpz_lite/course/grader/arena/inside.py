@@ -28,7 +28,7 @@ from ddpz_lite.course.check.task import TASKS
 from ddpz_lite.course.grader.arena import group
 from ddpz_lite.course.grader.sandbox.frames import FrameSocket
 from ddpz_lite.launcher import rank as launched
-from ddpz_lite.launcher.telling import describe
+from ddpz_lite.launcher.exceptions import exception_data
 from ddpz_lite.wire import ledger
 
 TEXT = 2000  # characters of an exception's words that are sent
@@ -78,7 +78,7 @@ def main(sock: socket.socket) -> None:
         body = _work(orders, bytes(inputs), line)
         frames.send({"kind": "result"}, body)
     except BaseException as error:  # SystemExit ends a rank too, and must be told
-        told = describe(error, ([], []))
+        told = exception_data(error, ([], []))
         frames.send(
             {
                 "kind": "raised",

@@ -6,12 +6,12 @@ the sentences are the same ones.
 
 from __future__ import annotations
 
-from ddpz_lite.wire.format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, Head, digest
-from ddpz_lite.wire.reading import Reading
 from ddpz_lite.wire.stall import Stall, explain
+from ddpz_lite.wire.status_format import COLLECTIVE, NOTHING, PHASES, RECV, SEND, Head, digest
+from ddpz_lite.wire.status_reader import StatusReader
 
 
-class Watch(Reading):
+class Watch(StatusReader):
     """A reading of a board that is only in memory.
 
     A rank waits from its word that it does until its answer is sent: in between it can issue

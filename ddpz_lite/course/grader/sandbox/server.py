@@ -25,7 +25,7 @@ from typing import Any
 from ddpz_lite.course.grader.sandbox import walls
 from ddpz_lite.course.grader.sandbox.frames import REQUEST, SOCKETS
 from ddpz_lite.course.grader.sandbox.limits import Limits
-from ddpz_lite.launcher import forking
+from ddpz_lite.launcher import huge_pages
 from ddpz_lite.wire import callsite
 
 # Imported before the first fork: what ranks need, and what is slow.
@@ -146,7 +146,7 @@ def main() -> None:
     _ask_the_processor()
     for profile in walls.PROFILES.values():
         walls.shown_to(profile)
-    for _ in forking.compact():
+    for _ in huge_pages.compact():
         pass
     serve(requests)
 

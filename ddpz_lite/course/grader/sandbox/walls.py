@@ -63,7 +63,13 @@ SHOWN = (
     *("course/tasks/__init__.py", "course/tasks/*/__init__.py", "course/tasks/*/job.py"),
 )
 # What a task that asks to build a strategy sees as ABSENT: every file in there, whoever adds it.
-READY_MADE = ("strategies", "checkpoint", "data/sampler.py", "data/budget.py", "data/queue.py")
+READY_MADE = (
+    "strategies",
+    "checkpoint",
+    "data/sampler.py",
+    "data/token_budget.py",
+    "data/work_queue.py",
+)
 FACTS = ("strategies/placement.py", "strategies/schedules.py")  # of these, what is no strategy
 DEVICES = ("null", "full", "random", "urandom")  # of "zero" one could map shared memory
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")

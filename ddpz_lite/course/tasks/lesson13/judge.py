@@ -195,7 +195,7 @@ ATOMIC_SAVE = Task(
         "and renames it to 'kept'; barrier; rank 0 removes every file that no kept step names.",
     ),
     debrief="torch.distributed.checkpoint renames its .metadata last; ddpz_lite renames CURRENT, "
-    "after a sync of every file and its folder, and holds a lock against a second job.",
+    "after a sync of every file and its folder.",
 )
 
 # -- 13.reshard ------------------------------------------------------------------------------------

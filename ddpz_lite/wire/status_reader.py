@@ -1,4 +1,4 @@
-"""The board as anyone may read it: the launcher for its reports, ranks for each other's calls."""
+"""Read the status file: the launcher for its reports, ranks for each other's calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import os
 import struct
 
-from ddpz_lite.wire.format import (
+from ddpz_lite.wire.status_format import (
     CHANNELS,
     COLLECTIVE,
     COUNT_AT,
@@ -35,8 +35,8 @@ from ddpz_lite.wire.format import (
 _EMPTY = bytes(KEY)
 
 
-class Reading:
-    """The mapped file of a job's board."""
+class StatusReader:
+    """The mapped status file of a job."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with open(path, "r+b") as file:
@@ -46,13 +46,13 @@ class Reading:
         self._groups: dict[tuple[int, bytes], int] = {}
 
     def close(self) -> None:
-        """Unmap the file; removing it is the business of whoever made the folder."""
+        """Unmap the file; the launcher removes it with the job's folder."""
         self._map.close()
 
     # -- what a rank is doing ----------------------------------------------------------------------
 
     def head(self, rank: int) -> Head:
-        """A rank's head, read while it did not change."""
+        """A consistent copy of a rank's head."""
         start = self._offsets.head(rank)
         while True:
             phase, version = struct.unpack_from("=qq", self._map, start)
@@ -102,7 +102,7 @@ class Reading:
         return tuple(rank - 1 for rank in ranks if rank)
 
     def key(self, rank: int, index: int) -> bytes:
-        """What names a group on all its members."""
+        """The key of a group, equal on all its members."""
         offset = self._offsets.group(rank, index)
         return self._map[offset : offset + KEY]
 
@@ -129,11 +129,11 @@ class Reading:
         """Whether a rank's ring shows call `number` with another signature. (The hot path.)"""
         slot = self._offsets.slot(rank, index, number)
         if QUAD.unpack_from(self._map, slot)[0] != number + 1:
-            return False  # not there yet, or long past
+            return False  # not yet, or overwritten since
         return self._map[slot + SIGNATURE_AT : slot + SIGNATURE_AT + KEY] != signature
 
     def slot(self, rank: int, index: int, number: int) -> Slot | None:
-        """Call `number` of a group as this rank made it; None before that, and when long past."""
+        """Call `number` of a group on a rank; None before the call, and once it is overwritten."""
         offset = self._offsets.slot(rank, index, number)
         stamp = QUAD.unpack_from(self._map, offset)[0]
         arrival, signature, description, where = SLOT.unpack_from(self._map, offset + 8)
@@ -142,7 +142,7 @@ class Reading:
         return Slot(number, arrival, signature, text(description), text(where))
 
     def parts(self, rank: int, index: int, number: int, count: int) -> tuple[int, ...]:
-        """The sizes published with an all_to_all: what goes to each rank, what comes from each."""
+        """The sizes published with an all_to_all: sent to each rank, then received from each."""
         offset = self._offsets.slot(rank, index, number) + SPLITS_AT
         return struct.unpack_from(f"={count}q", self._map, offset)
 
@@ -156,7 +156,7 @@ class Reading:
     # -- messages ----------------------------------------------------------------------------------
 
     def messages(self, rank: int, key: bytes) -> int:
-        """Messages that a rank has announced on its side of a channel; -1 if it has lost count."""
+        """Messages that a rank has published on a channel; -1 if its table is full."""
         place = self._find_channel(rank, key)
         if place is not None:
             return QUAD.unpack_from(self._map, place + COUNT_AT)[0]
@@ -164,7 +164,7 @@ class Reading:
         return -1 if self._map[last : last + KEY] != _EMPTY else 0
 
     def message_arrival(self, rank: int, key: bytes, number: int) -> float | None:
-        """When a rank announced a channel's message `number`: None if not yet, -inf if long ago."""
+        """When a rank published a channel's message `number`: None if not yet, -inf if long ago."""
         place = self._find_channel(rank, key)
         count = 0 if place is None else QUAD.unpack_from(self._map, place + COUNT_AT)[0]
         if count <= number:

@@ -1,4 +1,4 @@
-"""Threads that wait for the backend while the program computes."""
+"""Reusable threads that wait for the backend while the program computes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 
-class Waiters:
-    """Threads that do one job each and are then used again; they live as long as the process."""
+class WorkerThreads:
+    """Daemon threads, one job at a time each, reused until the process ends."""
 
     def __init__(self, started: Callable[[], None]) -> None:
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []

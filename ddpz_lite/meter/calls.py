@@ -1,10 +1,14 @@
-"""What ranks called, read from a trace of `Run.trace` or from torch's own flight records.
+"""The calls of the ranks, read from a trace of `Run.trace` or from torch's flight records.
 
-torch keeps the last calls of each rank in a ring (TORCH_FR_BUFFER_SIZE) and writes them when NCCL's
-watchdog gives up (TORCH_FR_DUMP_TEMP_FILE), or when asked: `_dump_fr_trace`, the debug server. A
-file holds one rank's calls, as a pickle or as JSON, and its name ends in the rank's number.
+torch keeps the last calls of each rank in a ring buffer (TORCH_FR_BUFFER_SIZE) and writes them when
+NCCL's watchdog gives up (TORCH_FR_DUMP_TEMP_FILE), or on request: `_dump_fr_trace`, the debug
+server. A file has one rank's calls, as a pickle or as JSON, and its name ends in the rank's number.
 
-Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, and torch.distributed.flight_recorder.
+[Note: not torch's reader] torch.distributed.flight_recorder reads only pickles, with `pickle.load`,
+which runs any code that a file names. It matches the calls of NCCL groups and prints a report; it
+does not return the times from which `explain` finds a late rank.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
 from __future__ import annotations
@@ -29,18 +33,18 @@ MESSAGE = re.compile(r"(?P<op>send|recv) (?P<here>\d+)(->|<-)(?P<there>\d+)")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one rank. number: its place among the calls of its group (of its channel)."""
+    """One call of one rank. number: its index among the calls of its group."""
 
     rank: int
     group: tuple[int, ...]  # global ranks
     label: str  # the group's name; two groups may have the same ranks
     number: int
     op: str
-    what: str  # what the ranks of the group must agree on: "float32, 12 elements"; "" if nothing
+    what: str  # must be equal on all ranks of the group: "float32, 12 elements"; "" if nothing
     where: str
     at: float  # seconds: when the rank called
     over: bool  # when the record was written
-    ended: float | None  # seconds; None where nobody noted it
+    ended: float | None  # seconds; None if it was not recorded
     peer: int | None  # of a send or recv: the other end
 
     def __str__(self) -> str:
@@ -56,34 +60,31 @@ class Records:
 
     source: str
     calls: dict[int, list[Call]]
-    ranks: tuple[int, ...]  # all that the job had, also those of which there is no record
+    ranks: tuple[int, ...]  # all ranks of the job, also those without a record
     trace: Trace | None = None
 
 
 def read_records(paths: Iterable[str | Path]) -> Records:
     """The calls in these files, or in all files of these folders.
 
-    Raises OSError for a file that is not there, ValueError for one that is neither kind, and for a
-    trace that is not alone.
+    Raises OSError for a missing file, ValueError for one of neither kind, and for several traces.
     """
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
         raise ValueError("explain: there is no file to read. Fix: name a trace, or flight records.")
     loaded = {file: _load(file) for file in files}
-    traces = [file for file, whole in loaded.items() if "traceEvents" in whole]
+    traces = [file for file, content in loaded.items() if "traceEvents" in content]
     if not traces:
         try:
-            return _flights(loaded)
+            return _from_flight_records(loaded)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(
-                f"explain: flight records are not as torch 2.5 and later write them: {error!r}"
-            ) from error
+            raise ValueError(f"explain: unknown format of flight records: {error!r}") from error
     if len(files) > 1:
         raise ValueError(
-            f"explain: {traces[0]} is a trace of a whole job, and {len(files)} files were named. "
+            f"explain: {traces[0]} is a trace of a full job, and {len(files)} files were named. "
             "Fix: explain one trace at a time."
         )
-    return _traced(read_trace(traces[0]))
+    return _from_trace(read_trace(traces[0]))
 
 
 def _files(path: Path) -> list[Path]:
@@ -91,34 +92,32 @@ def _files(path: Path) -> list[Path]:
 
 
 class _PlainData(pickle.Unpickler):
-    """A pickle is a program; one that asks for anything but plain data is not run."""
+    """A pickle may run code, so one that contains anything but plain data is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(
-            f"it asks for {module}.{name}, and plain data asks for nothing"
-        )
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not plain data")
 
 
 def _load(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     try:
-        whole = _PlainData(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+        content = _PlainData(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
     except (ValueError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"explain: {file} is neither a trace nor a flight record: {error}"
         ) from error
-    if not isinstance(whole, dict) or not {"traceEvents", "entries"} & whole.keys():
+    if not isinstance(content, dict) or not {"traceEvents", "entries"} & content.keys():
         raise ValueError(
             f"explain: {file} is neither a trace nor a flight record. Fix: name what run.trace() "
             "or torch's flight recorder wrote."
         )
-    return whole
+    return content
 
 
 # -- a trace ---------------------------------------------------------------------------------------
 
 
-def _traced(trace: Trace) -> Records:
+def _from_trace(trace: Trace) -> Records:
     calls: dict[int, list[Call]] = {rank: [] for rank in range(trace.world_size)}
     for r in trace.ledger:
         message = r.op in ("send", "recv")
@@ -129,7 +128,7 @@ def _traced(trace: Trace) -> Records:
                 label=str(r.group),
                 number=-1 if message else r.group_seq,
                 op=r.op,
-                what="" if FREE.fullmatch(r.op) else r.dtype,  # sizes: the wire has compared them
+                what="" if FREE.fullmatch(r.op) else r.dtype,  # the wire has compared the sizes
                 where=r.where,
                 at=r.started,
                 over=r.finished is not None,
@@ -143,33 +142,36 @@ def _traced(trace: Trace) -> Records:
 # -- flight records --------------------------------------------------------------------------------
 
 
-def _flights(loaded: dict[Path, dict[str, Any]]) -> Records:
-    by_rank = {_rank_of(file): whole for file, whole in loaded.items()}
+def _from_flight_records(loaded: dict[Path, dict[str, Any]]) -> Records:
+    by_rank = {_rank_of(file): content for file, content in loaded.items()}
     if len(by_rank) < len(loaded):
-        raise ValueError("explain: two files are of one rank. Fix: name one dump of each rank.")
-    members: dict[str, set[int]] = defaultdict(set)  # NCCL notes them; of gloo, who has called
-    for rank, whole in by_rank.items():
-        for name, about in whole.get("pg_config", {}).items():
+        raise ValueError("explain: two files are of one rank. Fix: name one dump per rank.")
+    members: dict[str, set[int]] = defaultdict(
+        set
+    )  # NCCL records them; with gloo, the ranks that called
+    for rank, content in by_rank.items():
+        for name, about in content.get("pg_config", {}).items():
             members[name] |= {int(number) for number in re.findall(r"\d+", str(about["ranks"]))}
-        for entry in whole["entries"]:
+        for entry in content["entries"]:
             members[entry["process_group"][0]].add(rank)
-    everyone = {rank for ranks in (by_rank, *members.values()) for rank in ranks}
+    all_ranks = {rank for ranks in (by_rank, *members.values()) for rank in ranks}
     groups = {name: tuple(sorted(ranks)) for name, ranks in members.items()}
     groups |= {
-        entry["process_group"][0]: tuple(sorted(everyone))
-        for whole in by_rank.values()
-        for entry in whole["entries"]
+        entry["process_group"][0]: tuple(sorted(all_ranks))
+        for content in by_rank.values()
+        for entry in content["entries"]
         if entry["process_group"][1] == "default_pg"
     }
     calls = {
         rank: [
-            _flown(rank, entry, groups[entry["process_group"][0]])
-            for entry in whole["entries"]
-            if not entry.get("is_p2p") or MESSAGE.search(entry["profiling_name"])  # no batch's end
+            _call_of(rank, entry, groups[entry["process_group"][0]])
+            for entry in content["entries"]
+            if not entry.get("is_p2p")
+            or MESSAGE.search(entry["profiling_name"])  # not the end of a batch
         ]
-        for rank, whole in sorted(by_rank.items())
+        for rank, content in sorted(by_rank.items())
     }
-    return Records("flight records", calls, tuple(sorted(everyone)))
+    return Records("flight records", calls, tuple(sorted(all_ranks)))
 
 
 def _rank_of(file: Path) -> int:
@@ -177,13 +179,13 @@ def _rank_of(file: Path) -> int:
     if number is None:
         raise ValueError(
             f"explain: the name {file.name} does not end in a rank, as torch's dumps do. "
-            "Fix: name it, say, record_3 for rank 3."
+            "Fix: rename it, for example to record_3 for rank 3."
         )
     return int(number[1])
 
 
-def _flown(rank: int, entry: dict[str, Any], members: tuple[int, ...]) -> Call:
-    """An entry. gloo notes only when it began, and "retired" where NCCL says "completed"."""
+def _call_of(rank: int, entry: dict[str, Any], members: tuple[int, ...]) -> Call:
+    """One entry. gloo records only its begin, and "retired" instead of NCCL's "completed"."""
     op, peer = entry["profiling_name"].partition(":")[2], None
     if message := MESSAGE.fullmatch(op):
         op, peer = message["op"], members[int(message["there"])]

@@ -31,7 +31,7 @@ def drifting():
         if rank == dist.get_world_size() - 1:
             model.blocks[0][0].weight[1, 2] += 1e-6
     found.append(drifted(model))
-    found.append(drifted({"mine": torch.tensor(rank), "ours": torch.ones(2)}))
+    found.append(drifted({"local": torch.tensor(rank), "ours": torch.ones(2)}))
     found.append(drifted({f"of {rank}": torch.ones(1)}))
     pair = dist.new_group([0, 1])
     found.append(drifted({"x": torch.tensor(rank)}, pair) if rank < 2 else None)
@@ -44,7 +44,7 @@ def test_the_rank_that_drifted_is_named(world):
     same, one, each, names, _ = run[0]
     last = world - 1
     assert same == {} and one == {"blocks.0.0.weight": (last,)}
-    assert each == {"mine": tuple(range(1, world))}  # no two alike: rank 0's counts as right
+    assert each == {"local": tuple(range(1, world))}  # no two alike: rank 0's counts as right
     assert names.keys() == {f"of {rank}" for rank in range(world)}
     assert all(found[:4] == run[0][:4] for found in run)
     assert run[0][4] == run[1][4] == {"x": (1,)}

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import ddpz_lite as dz
-from ddpz_lite.launcher import forking
+from ddpz_lite.launcher import huge_pages
 from ddpz_lite.launcher.forkserver import SERVER
 
 MIB = 1 << 20
@@ -22,12 +22,12 @@ def can() -> bool:
     """Whether this system has a huge page to give."""
     if sys.platform != "linux":
         return False
-    with mmap.mmap(-1, 2 * forking.HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    with mmap.mmap(-1, 2 * huge_pages.HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.write(bytes(len(memory)))
         view = ctypes.c_char.from_buffer(memory)
-        at = -(-ctypes.addressof(view) // forking.HUGE) * forking.HUGE
+        at = -(-ctypes.addressof(view) // huge_pages.HUGE) * huge_pages.HUGE
         done = ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(at), ctypes.c_size_t(forking.HUGE), forking.MADV_COLLAPSE
+            ctypes.c_void_p(at), ctypes.c_size_t(huge_pages.HUGE), huge_pages.MADV_COLLAPSE
         )
         del view
     return done == 0
@@ -44,16 +44,16 @@ def huge(pid: int | str) -> int:
 
 COMPACTED = """
 import hashlib, mmap, sys
-from ddpz_lite.launcher import forking
+from ddpz_lite.launcher import huge_pages
 sys.path.insert(0, sys.argv[1])
-from test_forking import huge
+from test_huge_pages import huge
 memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.write(b"".join(number.to_bytes(8) for number in range(8 << 20)))
 digests, sizes = [], []
 for _ in range(2):
     digests.append(hashlib.sha256(memory).hexdigest())
     sizes.append(huge("self"))
-    steps = sum(1 for _ in forking.compact())
+    steps = sum(1 for _ in huge_pages.compact())
 print(digests[0] == digests[1], sizes[1] - sizes[0], steps)
 """
 
@@ -63,19 +63,19 @@ def test_memory_is_on_huge_pages_and_holds_what_it_held():
     command = [sys.executable, "-c", COMPACTED, os.path.dirname(__file__)]
     same, more, steps = subprocess.run(command, capture_output=True, text=True).stdout.split()
     assert same == "True" and int(more) >= 32 * MIB
-    assert int(steps) >= 64 * MIB // forking.STEP - 1  # a step is short: somebody may be waiting
+    assert int(steps) >= 64 * MIB // huge_pages.STEP - 1  # a step is short: somebody may be waiting
 
 
 def test_only_memory_of_its_own_in_whole_huge_pages_is_touched():
     if sys.platform != "linux":
-        assert list(forking.compact()) == []
+        assert list(huge_pages.compact()) == []
         return
     with open("/proc/self/maps") as file:
         files = [line.split() for line in file if line.split()[4] != "0"]
-    for start, end in forking._own():
-        assert start % forking.HUGE == end % forking.HUGE == 0 < end - start
-        for stretch, *_ in files:
-            first, last = (int(address, 16) for address in stretch.split("-"))
+    for start, end in huge_pages._private_memory():
+        assert start % huge_pages.HUGE == end % huge_pages.HUGE == 0 < end - start
+        for interval, *_ in files:
+            first, last = (int(address, 16) for address in interval.split("-"))
             assert end <= first or last <= start
 
 

@@ -1,7 +1,7 @@
-"""Sending a function from a notebook cell to a rank, and its result back.
+"""Send a function from a notebook cell to a rank, and its result back.
 
 cloudpickle sends functions of `__main__` (cells, scripts) by value, together with the globals and
-helper functions they use. What cannot be sent is named here, by the name the learner gave it,
+helper functions they use. What cannot be sent is named here, under its name in the user's code,
 before any process is started.
 """
 
@@ -19,18 +19,18 @@ from typing import Any
 
 
 class CannotSend(TypeError):
-    """Something that a job needs, or returns, cannot travel between processes."""
+    """Something that a job needs, or returns, cannot be sent between processes."""
 
 
 def pack_call(fn: Callable, args: tuple, kwargs: dict) -> bytes:
-    """The call as bytes. Raises CannotSend, naming what cannot travel."""
+    """The call as bytes. Raises CannotSend, naming what cannot be sent."""
     try:
         return _call_bytes((fn, args, kwargs))
     except Exception as error:
         path, value, reason = _culprit(fn, args, kwargs) or (f"{_name(fn)}()", fn, error)
         raise CannotSend(
             f"launch: {path} is a {_type(value)} and cannot be sent to another process ({reason}). "
-            "Create it inside the function, on the rank, or pass plain data instead."
+            "Fix: create it inside the function, on the rank, or pass plain data instead."
         ) from None
 
 
@@ -42,7 +42,7 @@ def pack_result(value: Any) -> bytes:
         where, part = _unsendable_part(value)
         raise CannotSend(
             f"the function returned {where}, a {_type(part)}, which cannot be sent back to the "
-            f"notebook ({error}). Return data: numbers, strings, tensors, lists, dicts."
+            f"notebook ({error}). Fix: return data: numbers, strings, tensors, lists, dicts."
         ) from None
 
 
@@ -60,9 +60,9 @@ def cell_sources() -> dict[str, tuple[str, list[str]]]:
 
 def _call_bytes(value: Any) -> bytes:
     """[Note: modules of another type] cloudpickle sends a submodule with a function that names both
-    the package and the submodule: `dist` and a global of the learner's called `config` bring
+    the package and the submodule: `dist` and a user's global called `config` bring
     `torch.distributed.config`. It sends a module by name only if its type is exactly ModuleType;
-    torch's `config` modules have types of their own.
+    torch's `config` modules have their own types.
     """
     import cloudpickle
 
@@ -84,7 +84,7 @@ def _result_bytes(value: Any) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.Tensor) and obj.device.type == "cuda":
                 return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-            if type(obj) is torch.Tensor and _is_part(obj):
+            if type(obj) is torch.Tensor and _is_view(obj):
                 own = obj.detach().clone().requires_grad_(obj.requires_grad)
                 return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return super().reducer_override(obj)
@@ -98,8 +98,8 @@ def _dumped(pickler: type[pickle.Pickler], value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _is_part(tensor: Any) -> bool:
-    """Whether it is a view of a larger buffer, which would travel whole, once for every view."""
+def _is_view(tensor: Any) -> bool:
+    """Whether it is a view of a larger buffer, which would be sent once for every view."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
@@ -110,7 +110,7 @@ def _is_part(tensor: Any) -> bool:
 def _culprit(
     fn: Callable, args: tuple, kwargs: dict, seen: frozenset[int] = frozenset()
 ) -> tuple[str, Any, Exception] | None:
-    """The smallest named thing that fn(*args, **kwargs) needs and that cannot be pickled."""
+    """(name, value, error) of what fn(*args, **kwargs) needs and cannot be pickled."""
     for path, value in _parts(fn, args, kwargs):
         if id(value) in seen:
             continue
@@ -149,7 +149,7 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def _unsendable_part(
     value: Any, path: str = "a value", above: tuple[int, ...] = ()
 ) -> tuple[str, Any]:
-    """Walk to the element that cannot be pickled; `above`: the containers around this one."""
+    """(path, value) of the element that cannot be pickled; `above`: ids of its containers."""
     if isinstance(value, dict):
         children = [(f"element [{key!r}]", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):

@@ -1,13 +1,13 @@
-"""How the board's file is laid out: sizes, offsets, and the records that are read from it.
+"""The layout of the status file: sizes, offsets, and the records that are read from it.
 
     page 0      world size
-    region r    written by rank r alone:
+    region r    written only by rank r:
         head        phase, and what the main thread waits in
         groups      per process group: its key, calls issued in it, its members
         rings       per process group: the last RING calls, call k in slot k % RING
-        channels    per (group, source, destination, tag): messages so far, when the last came
+        channels    per (group, source, destination, tag): number of messages, times of the last
 
-Every number is eight aligned bytes, so that it is read and written whole.
+Every number is eight aligned bytes, so that it is read and written atomically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 GROUPS = 256  # process groups that a rank can be in, over the whole job
 RING = 16  # calls of a group that can be compared: how far one rank may run ahead of another
 SPLITS = 16  # largest group whose all_to_all sizes are compared
-CHANNELS = 256  # (peer, tag) pairs that are followed
+CHANNELS = 256  # (peer, tag) pairs that a rank can publish
 TIMES = 8  # arrivals kept per channel
 
 HEAD_BYTES, SLOT_BYTES, CHANNEL_BYTES = 256, 512, 96
@@ -33,7 +33,11 @@ TIME = struct.Struct("=d")
 HEAD = struct.Struct("=qqqqqqd24s96s")  # from byte 16 on, after phase and version: see `Head`
 SLOT = struct.Struct("=d16s88s88s")  # from byte 8 on, after the call's number: see `Slot`
 SIGNATURE_AT, SPLITS_AT = 16, 8 + SLOT.size
-KEY, COUNT_AT, MEMBERS_AT = 16, 16, 24  # in an entry of the group table; a channel begins likewise
+KEY, COUNT_AT, MEMBERS_AT = (
+    16,
+    16,
+    24,
+)  # in an entry of the group table; a channel begins the same way
 TEXT = 88  # bytes of a description or a place in a slot
 
 
@@ -49,7 +53,7 @@ class Position:
     group: tuple[int, ...] | None = None  # global ranks
     group_seq: int | None = None  # None for a send or recv
     peer: int | None = None  # global rank, for a send or recv
-    where: str | None = None  # the learner's line
+    where: str | None = None  # the line of user code
     since: float | None = None  # time.monotonic()
     tag: int = 0  # of a send or recv
 
@@ -59,7 +63,7 @@ class Head(NamedTuple):
 
     phase: int
     version: int
-    unsure: int  # another thread may call collectives, or the wait has a limit: nothing is proved
+    unsure: int  # another thread may call collectives, or the wait is bounded: never a stall
     kind: int
     index: int  # of the group in this rank's table
     number: int  # of the call in its group, or of the message in its channel
@@ -106,7 +110,7 @@ class Offsets:
 
 
 def digest(*parts: object) -> bytes:
-    """Sixteen bytes that name a group, a channel or a kind of call on every rank alike."""
+    """Sixteen bytes that identify a group, a channel or a kind of call on every rank."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 

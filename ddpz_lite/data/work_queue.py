@@ -1,9 +1,10 @@
-"""Work dealt one item at a time: whoever is free takes the next one.
+"""Work assigned one item at a time: a free rank takes the next one.
 
 A counter in the job's store says how many items are taken. `store.add` reads and writes it as one
-operation, so no two ranks get the same number and nobody has to deal. A rank that is slow, for
-whatever reason, takes fewer. (List scheduling: Graham, *Bounds for Certain Multiprocessing
-Anomalies*, 1966. It ends at most one item later than an equal split of the work would.)
+operation, so no two ranks get the same number, without a coordinator. A slow rank takes fewer.
+
+Source: list scheduling; Graham, *Bounds for Certain Multiprocessing Anomalies*, 1966. It ends at
+most one item later than an equal split of the work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 
 def job_store() -> dist.Store:
-    """The store through which the ranks of this job found each other: they all see its keys.
+    """The store of the job, whose keys all ranks see.
 
     A file where ranks were launched from a cell; under torchrun a server, in the agent of the first
     machine (in rank 0 where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1). Raises RuntimeError where no
@@ -22,31 +23,30 @@ def job_store() -> dist.Store:
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
-            "job_store: this process belongs to no job. Ask for it inside the function that "
-            "launch runs, or after dist.init_process_group()."
+            "job_store: this process is not in a process group. Fix: call it inside the function "
+            "that launch runs, or after dist.init_process_group()."
         )
     return dist.distributed_c10d._get_default_store()
 
 
 class WorkQueue:
-    """Numbers from 0 to length - 1; each goes to the rank that asks first. Iterate to work it off.
+    """Numbers from 0 to length - 1; each goes to the rank that asks first.
 
         for i in queue:  # this rank's items, as many as it gets to
             ...
 
-    After it `queue.taken` holds what this rank got. Ranks end with different numbers of items, so
-    no collective may stand in the loop: sum up locally, then combine once and weigh what was done.
+    Afterwards `queue.taken` has the items of this rank. Ranks end with different numbers of items,
+    so the loop must not contain a collective: sum up locally, then combine once, with weights.
 
-    Each iteration over the queue deals all items anew, and begins where all ranks begin it. Like
-    process groups, queues are told apart by the order in which they are made: make the same ones,
-    in the same order, on every rank.
+    Each iteration over the queue distributes all items again. Like process groups, queues are
+    identified by the order in which they are made: make the same ones, in the same order, on every
+    rank.
 
-    costs: how long each item will take, in any unit. Then the longest are dealt first, so that no
-    long one is left for the end. Otherwise they come in order.
-    store: what the ranks share; None is the job's own, or a private one without a process group.
+    costs: how long each item will take, in any unit. The longest are then assigned first, so that
+    none is left for the end. Otherwise they come in order.
+    store: shared by the ranks; None is the job's, or a private one without a process group.
 
-    An item whose rank dies is lost with it. Raises ValueError for a length or costs that make no
-    sense.
+    An item is lost if its rank dies. Raises ValueError for an invalid length or costs.
     """
 
     _made = 0  # by this process
@@ -55,10 +55,10 @@ class WorkQueue:
         self, length: int, *, costs: Sequence[float] | None = None, store: dist.Store | None = None
     ) -> None:
         if length < 0:
-            raise ValueError(f"WorkQueue: a queue of {length} items makes no sense.")
+            raise ValueError(f"WorkQueue: a queue cannot have {length} items.")
         if costs is not None and len(costs) != length:
             raise ValueError(
-                f"WorkQueue: {len(costs)} costs were given for {length} items; give one for each."
+                f"WorkQueue: {len(costs)} costs for {length} items. Fix: give one cost per item."
             )
         if store is None:
             store = job_store() if dist.is_available() and dist.is_initialized() else None

@@ -1,8 +1,7 @@
-"""Frames over a socket: how the kernel and its ranks talk.
+"""Messages over a socket, between the launcher and its ranks.
 
-A frame is a kind (one short word), a length and a body. The body is opaque bytes here: who sends it
-decides how it is pickled. The receiving side of the kernel is non-blocking, so one slow rank never
-stops the others from being heard.
+A message is a kind (one short word), a length and a body of bytes; the sender decides how the body
+is pickled. The launcher reads without blocking, so a slow rank never delays the others.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ HEADER = struct.Struct("!8sQ")  # kind, padded with zeros; length of the body in
 CHUNK = 1 << 20
 
 
-class Control:
+class MessageSocket:
     """The rank's end: blocking, and safe to use from several threads."""
 
     def __init__(self, sock: socket.socket):
@@ -29,7 +28,7 @@ class Control:
             self.sock.sendall(body)
 
     def receive(self) -> tuple[str, bytes] | None:
-        """The next frame, or None once the other side is gone."""
+        """The next message, or None once the other side has closed."""
         header = self._exactly(HEADER.size)
         if header is None:
             return None
@@ -50,16 +49,16 @@ class Control:
         return data
 
 
-class Inbox:
-    """The kernel's end: feed it what arrived, take out whole frames."""
+class MessageReader:
+    """The launcher's end: reads what has arrived and returns complete messages."""
 
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self.sock = sock
         self._data = bytearray()
 
-    def frames(self) -> Iterator[tuple[str, bytes]]:
-        """Read what is there without waiting; EOFError after the last frame of a closed socket."""
+    def messages(self) -> Iterator[tuple[str, bytes]]:
+        """(kind, body) of each complete message; EOFError after the last of a closed socket."""
         closed = False
         while not closed:
             try:

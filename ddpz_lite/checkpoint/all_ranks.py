@@ -1,7 +1,7 @@
-"""A step that all ranks take or none: what stops one rank stops the others, in the same words.
+"""An error on one rank becomes an error on all.
 
-A disk fills on one rank, and the others would wait for it in their next collective. So a step that
-may fail on one rank ends with a small gather of what went wrong.
+If a disk fills on one rank, the others would wait for it in their next collective. So a step that
+may fail on one rank ends with a small gather of the errors.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 KINDS = (FileNotFoundError, OSError, TypeError, ValueError)  # the first that fits is raised
 
 
-def together(comm: Comm, step: Callable[[], T]) -> T:
-    """What `step()` returns on this rank, once all ranks have taken it; every rank calls it.
+def on_all_ranks(comm: Comm, step: Callable[[], T]) -> T:
+    """Run `step()` on every rank and return its result on this rank; every rank calls it.
 
-    Raises on all ranks what the first of them raised, as FileNotFoundError, OSError, TypeError,
-    ValueError, or else as RuntimeError. `step` itself calls no collective.
+    Raises on all ranks what the first failing rank raised, as FileNotFoundError, OSError,
+    TypeError, ValueError, or otherwise as RuntimeError. `step` itself calls no collective.
     """
     result = cause = None
     try:

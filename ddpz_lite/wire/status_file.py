@@ -1,18 +1,18 @@
-"""The board: a file that all ranks map, where each says what it has called and waits for.
+"""A file that all ranks map: each writes what it has called and what it waits for.
 
-It answers three questions without a message and without a lock. Do the ranks of a group make the
-same calls (`wire.mismatch`)? What does each rank wait for, and can that still come (`wire.stall`)?
-When did the last participant of an operation arrive (`wire.shaping`)? The format is in
-`wire.format`: one region per rank, of a fixed size, and only that rank writes into it.
+It answers three questions without messages and without locks. Do the ranks of a group make the same
+calls (`wire.mismatch`)? What does each rank wait for, and can that still arrive (`wire.stall`)?
+When did the last participant of an operation arrive (`wire.shaping`)? The layout is in
+`wire.status_format`: one region of fixed size per rank, and only that rank writes to it.
 
 [Note: memory ordering]
-Writers never wait and readers never lock, so a reader may meet a half-written slot. A slot's call
-number is taken away before its contents change and written after them; a head carries a version
-that is odd while it changes. x86 keeps stores in order; ARM may not. So whoever is about to accuse
-reads again RECHECK seconds later (no store stays invisible that long) and believes only what did
-not change. A rank publishes its call before it looks at the others', with a full barrier (a lock
-taken and released) in between: of two ranks that disagree, at least one sees the other. All that a
-stale read can do is to miss a difference once; the next call will differ too.
+Writers never wait and readers never lock, so a reader may see a half-written slot. A slot's call
+number is cleared before its contents change and written after them; a head carries a version that
+is odd while it changes. x86 keeps stores in order; ARM may not. So before a reader reports a
+difference it reads again RECHECK seconds later (no store stays invisible that long) and believes
+only what did not change. A rank publishes its call before it reads the others', with a full barrier
+(a lock acquired and released) in between: of two ranks that disagree, at least one sees the other.
+A stale read can only miss a difference once, and the next call will differ too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import struct
 import threading
 import time
 
-from ddpz_lite.wire.format import (
+from ddpz_lite.wire.stall import Stall, explain
+from ddpz_lite.wire.status_format import (
     CHANNELS,
     COUNT_AT,
     GROUPS,
@@ -41,62 +42,55 @@ from ddpz_lite.wire.format import (
     Position,
     digest,
 )
-from ddpz_lite.wire.reading import Reading
-from ddpz_lite.wire.stall import Stall, explain
+from ddpz_lite.wire.status_reader import StatusReader
 
-__all__ = ["RECHECK", "Board", "Position"]
+__all__ = ["RECHECK", "Position", "StatusFile"]
 
 RECHECK = 0.002  # seconds
 _TWO = struct.Struct("=qq")
 
 
-class Board(Reading):
-    """The board as one rank writes it; with `rank` None (the launcher's) it is only read."""
+class StatusFile(StatusReader):
+    """The file as one rank writes it; its phase is then "starting". Without `rank`, in the
+    launcher, it is only read.
+    """
 
     def __init__(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
         super().__init__(path)
         if rank is not None and not 0 <= rank < self.world_size:
-            raise ValueError(f"Board: rank must lie in 0..{self.world_size - 1}, got {rank}")
+            raise ValueError(f"StatusFile: rank must lie in 0..{self.world_size - 1}, got {rank}")
         self.rank = rank
         self._head = self._offsets.head(rank or 0)
         self._version = 0
-        self._quiet = threading.active_count()
+        self._helper_threads = threading.active_count()
         self._channels: dict[bytes, int] = {}
         self._joined: list[tuple[str, tuple[int, ...]]] = []
         self._barrier = threading.Lock()
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], world_size: int) -> Board:
+    def create(cls, path: str | os.PathLike[str], world_size: int) -> StatusFile:
         """Make the file (sparse where the file system can) and open it for reading."""
         with open(path, "xb") as file:
             file.write(QUAD.pack(world_size))
             file.truncate(Offsets(world_size).size)
         return cls(path)
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], rank: int) -> Board:
-        """Open it as `rank`, which from now on is "starting"."""
-        return cls(path, rank)
-
     def stall(self, gone: set[int]) -> Stall | None:
-        """What keeps some ranks stuck for good, or None. gone: ranks that have ended.
-
-        Certain when it speaks; cheap enough to ask twenty times a second. See `wire.stall`.
-        """
+        """Ranks that can never continue, or None; gone: ranks that have ended. See `wire.stall`."""
         return explain(self, gone)
 
     # -- the head ----------------------------------------------------------------------------------
 
     def mark(self, phase: str) -> None:
-        """Say that this rank is now "running", has "returned" or has "raised"."""
+        """Publish that this rank is "running", has "returned" or has "raised"."""
         if phase not in PHASES:
-            raise ValueError(f"Board.mark: expected one of {', '.join(PHASES)}, got {phase!r}")
+            raise ValueError(f"StatusFile.mark: expected one of {', '.join(PHASES)}, got {phase!r}")
         self._write_head(_TWO, 0, (self._unsure(), NOTHING))
         QUAD.pack_into(self._map, self._head, PHASES.index(phase))
 
-    def quiet(self, threads: int) -> None:
-        """Say how many Python threads of this process never call a collective."""
-        self._quiet = threads
+    def set_helper_threads(self, threads: int) -> None:
+        """Set how many Python threads of this process never call a collective."""
+        self._helper_threads = threads
 
     def enter(
         self,
@@ -110,19 +104,19 @@ class Board(Reading):
         tag: int = 0,
         bounded: bool = False,
     ) -> None:
-        """The main thread begins to wait; a `bounded` wait ends by itself and is not stuck."""
+        """The main thread begins to wait; a `bounded` wait has a time limit and is never stuck."""
         unsure = bounded or self._unsure()
         place = where.encode()[:TEXT]
         since = time.monotonic()
         self._write_head(HEAD, 0, (unsure, kind, index, number, peer, tag, since, op, place))
 
     def leave(self) -> None:
-        """The main thread goes on."""
+        """The main thread continues."""
         self._write_head(QUAD, 8, (NOTHING,))
 
     def _unsure(self) -> bool:
-        """Whether the program has started threads: they might call collectives too."""
-        return threading.active_count() > self._quiet
+        """Whether the program has started threads, which might call collectives too."""
+        return threading.active_count() > self._helper_threads
 
     def _write_head(self, what: struct.Struct, at: int, fields: tuple) -> None:
         """Write part of the head, `at` bytes after phase and version."""
@@ -134,17 +128,17 @@ class Board(Reading):
     # -- calls -------------------------------------------------------------------------------------
 
     def join(self, name: str, ranks: tuple[int, ...]) -> int:
-        """Enter a process group in this rank's table; returns its index there.
+        """Add a process group to this rank's table; returns its index there.
 
-        A group keeps its place after it is destroyed, for its peers may still be reading. A group
-        made again under the same name is another group: how often each has joined tells them apart.
+        A destroyed group keeps its entry, because peers may still read it. A group made again under
+        the same name is another group; the number of times a rank has joined distinguishes them.
         """
         generation = sum(1 for known in self._joined if known == (name, ranks))
         index = len(self._joined)
         if index == GROUPS:
             raise RuntimeError(
                 f"the wire follows at most {GROUPS} process groups per rank, and this is one "
-                "more. Make groups once and reuse them, or launch with record=False."
+                "more. Fix: make groups once and reuse them, or launch with record=False."
             )
         self._joined.append((name, ranks))
         offset = self._offsets.group(self.rank, index)
@@ -163,7 +157,7 @@ class Board(Reading):
         where: str,
         parts: tuple[int, ...] = (),
     ) -> None:
-        """Announce collective `number` of group `index`, before it is issued."""
+        """Publish collective `number` of group `index`, before it is issued."""
         slot = self._offsets.slot(self.rank, index, number)
         QUAD.pack_into(self._map, slot, 0)
         place = where.encode()[:TEXT]
@@ -176,7 +170,7 @@ class Board(Reading):
             pass
 
     def count_message(self, key: bytes, arrival: float) -> int:
-        """Announce one more message on a channel: its number there, -1 past the last channel."""
+        """Publish a message on a channel; returns its number there, -1 if the table is full."""
         place = self._channels.get(key)
         if place is None:
             if len(self._channels) == CHANNELS:

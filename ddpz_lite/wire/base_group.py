@@ -1,15 +1,15 @@
-"""The one way that every operation goes, from torch to the backend.
+"""Publish, compare and forward every operation from torch to the backend.
 
-Work out what it is (`Call`, once per kind), publish it on the board, compare with what the other
-ranks of the group published for the same call number, hand it to the inner group, and wrap what
-comes back.
+Each operation is described once per kind (`Call`), published in the status file, compared with what
+the other ranks of the group published for the same call number, issued on the inner group, and its
+handle is wrapped.
 
 [Note: two objects]
 `inner` is a plain ProcessGroup with the real backends registered. Calls go through it, and so
 through torch's dispatcher, as they would without the wire: profilers, CommDebugMode and FakeTensor
 see what they expect. The same backends are also registered on the outer object: torch's C++ asks it
-for its devices, its backend's name and its group name, and the calls that pybind offers no way to
-override (`reduce` from C++, for one) reach the backend unrecorded instead of failing.
+for its devices, its backend's name and its group name, and calls that pybind cannot override
+(`reduce` from C++, for example) reach the backend unrecorded instead of failing.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch.distributed import ProcessGroup, Work
 from ddpz_lite.wire import call as calls
 from ddpz_lite.wire import callsite
 from ddpz_lite.wire.call import Call
-from ddpz_lite.wire.format import COLLECTIVE, RECV, SEND, digest
 from ddpz_lite.wire.ledger import Entry
 from ddpz_lite.wire.mismatch import Members, compare_calls, compare_parts
 from ddpz_lite.wire.shaping import Transfer
-from ddpz_lite.wire.tap import Tap
-from ddpz_lite.wire.work import Wired
+from ddpz_lite.wire.status_format import COLLECTIVE, RECV, SEND, digest
+from ddpz_lite.wire.wire_state import WireState
+from ddpz_lite.wire.work import WireWork
 
 _BLOCKING = frozenset({"send", "recv"})
 _C10D = "torch.distributed.distributed_c10d"
 
 
-class Issuing(ProcessGroup):
-    """A process group on the wire, without torch's method names (`group.TorchNames`).
+class BaseGroup(ProcessGroup):
+    """A process group on the wire, without torch's method names (`group.TorchMethods`).
 
-    ranks: its members as global ranks, in group order; rank: this one's place among them; devices:
-    the backend for each kind of tensor, {"cpu": "gloo"}; index: the group's place on the board.
+    ranks: its members as global ranks, in group order. rank: this rank's index among them. devices:
+    the backend for each device type, {"cpu": "gloo"}. index: the group's index in the status file.
     """
 
     def __init__(
@@ -52,18 +52,20 @@ class Issuing(ProcessGroup):
         inner: ProcessGroup,
         devices: dict[str, str],
         index: int,
-        tap: Tap,
+        state: WireState,
     ) -> None:
         super().__init__(rank, len(ranks))  # the constructor with a store cannot be subclassed
         self._store, self.inner, self.ranks, self.devices = store, inner, ranks, devices
-        self._tap, self._index, self._me = tap, index, rank
-        self.key = tap.board.key(tap.board.rank, index)
+        self._state, self._index, self._me = state, index, rank
+        self.key = state.status_file.key(state.status_file.rank, index)
         self._members = Members(ranks, self.key)
         self._number = 0  # collectives issued so far
-        self._order = threading.Lock()  # a call's number and its place in the backend's queue agree
+        self._order = (
+            threading.Lock()
+        )  # so that call numbers follow the order of the backend's queue
         self._calls: dict[Any, Call] = {}
         self._tables: list[tuple[int, int]] = []  # (peer, the group's index in its table)
-        self._unseen = [peer for peer in ranks if peer != tap.board.rank]
+        self._unseen = [peer for peer in ranks if peer != state.status_file.rank]
         self._channels: dict[tuple[str, int, int], tuple[bytes, bytes]] = {}
 
     def get_group_store(self) -> Any:
@@ -91,51 +93,53 @@ class Issuing(ProcessGroup):
                 "index": self._index,
                 "number": entry.group_seq,
                 "peer": -1 if call.root is None else call.root,
-                # NCCL lets a rank go once its part is sent: such a wait may end by itself.
+                # NCCL releases a rank once its part is sent, so such a wait may end early.
                 "bounded": call.op in ("broadcast", "scatter") and self.devices[device] == "nccl",
             }
             return self._run(method, args, entry, position, transfer, blocking, device)
 
     def _announce(self, call: Call, where: str, parts: tuple[int, ...]) -> tuple[Entry, float]:
         """Number the call, publish it and compare it; raises CollectiveMismatch."""
-        tap, number = self._tap, self._number
+        state, number = self._state, self._number
         self._number = number + 1
-        arrival = time.monotonic() if tap.link is None else tap.link.arrive("both")
-        board = tap.board
-        board.publish(self._index, number, arrival, call.signature, call.description, where, parts)
+        arrival = time.monotonic() if state.link is None else state.link.arrive("both")
+        status_file = state.status_file
+        status_file.publish(
+            self._index, number, arrival, call.signature, call.description, where, parts
+        )
         if self._unseen:
             self._look_for_tables()
         for peer, index in self._tables:
-            if board.disagrees(peer, index, number, call.signature):
-                compare_calls(board, self._members, peer, number, call, where)
+            if status_file.disagrees(peer, index, number, call.signature):
+                compare_calls(status_file, self._members, peer, number, call, where)
             elif parts:
-                compare_parts(board, self._members, peer, number, where, parts)
+                compare_parts(status_file, self._members, peer, number, where, parts)
         entry = Entry(call, self.ranks, number, call.root, where)
-        tap.ledger.entries.append(entry)
+        state.ledger.entries.append(entry)
         return entry, arrival
 
     def _look_for_tables(self) -> None:
         for peer in list(self._unseen):
-            index = self._tap.board.find_group(peer, self.key)
+            index = self._state.status_file.find_group(peer, self.key)
             if index is not None:
                 self._tables.append((peer, index))
                 self._unseen.remove(peer)
 
     def _collective_transfer(self, entry: Entry, arrival: float) -> Transfer | None:
-        tap, number = self._tap, entry.group_seq
-        if tap.link is None:
+        state, number = self._state, entry.group_seq
+        if state.link is None:
             return None
-        board, price = tap.board, entry.call.cost
-        latency, bandwidth = tap.network.link(self.ranks, board.world_size)
-        others = [peer for peer in self.ranks if peer != board.rank]
+        status_file, price = state.status_file, entry.call.cost
+        latency, bandwidth = state.network.link(self.ranks, status_file.world_size)
+        others = [peer for peer in self.ranks if peer != status_file.rank]
 
         def ready(done: bool) -> float | None:
-            arrivals = [board.arrival(peer, self.key, number) for peer in others]
+            arrivals = [status_file.arrival(peer, self.key, number) for peer in others]
             if None in arrivals and not done:
                 return None
             return max([arrival, *(at for at in arrivals if at is not None)])
 
-        # A collective holds the link from its first step to its last, as it does a NCCL stream.
+        # A collective occupies the link from its first step to its last, like a NCCL stream.
         return Transfer(ready, 0.0, price.steps * latency + price.path / bandwidth, "both")
 
     def _run(
@@ -149,24 +153,24 @@ class Issuing(ProcessGroup):
         device: str,
     ) -> Work | None:
         """Issue on the inner group and wrap the work."""
-        tap = self._tap
+        state = self._state
         on_gpu = self.devices.get(device) == "nccl"
         if on_gpu:
-            tap.gpu.begin(entry)
+            state.gpu.begin(entry)
         if transfer is not None:
-            tap.link.add(transfer)
+            state.link.add(transfer)
         try:
             work = getattr(self.inner, method)(*args)
         except BaseException:
             if transfer is not None:
-                tap.link.drop(transfer)
+                state.link.drop(transfer)
             raise
         if on_gpu:
-            tap.gpu.end(entry, work)
+            state.gpu.end(entry, work)
             if transfer is None:
                 return work
-        wired = Wired(work, entry, tap, position, transfer)
-        if on_gpu and work is None:  # NCCL has put a blocking call on the current stream itself
+        wired = WireWork(work, entry, state, position, transfer)
+        if on_gpu and work is None:  # NCCL has put a blocking call on the current stream
             wired.wait()
         elif not blocking:
             wired.watch(entry.group_seq is not None and not on_gpu)
@@ -177,12 +181,12 @@ class Issuing(ProcessGroup):
     def _message(
         self, method: str, tensors: list[torch.Tensor], peer: int, tag: int, args: tuple
     ) -> Work | None:
-        """A send or a recv; peer: global rank, -1 for a recv from anyone."""
-        tap, tensor = self._tap, tensors[0]
+        """A send or a recv; peer: global rank, -1 for a recv from any rank."""
+        state, tensor = self._state, tensors[0]
         op = "send" if method == "send" else "recv"
         where = callsite.caller()
         entry = Entry(calls.message(op, tensor, self.ranks, peer), self.ranks, None, peer, where)
-        tap.ledger.entries.append(entry)
+        state.ledger.entries.append(entry)
         number, transfer = self._announce_message(entry, op, peer, tag)
         position = {
             "kind": SEND if op == "send" else RECV,
@@ -194,27 +198,27 @@ class Issuing(ProcessGroup):
             "tag": tag,
             "bounded": False,
         }
-        blocking = _is_blocking(sys._getframe(3))  # over the method and what wraps it
+        blocking = _is_blocking(sys._getframe(3))  # above the method and its wrapper
         return self._run(method, args, entry, position, transfer, blocking, tensor.device.type)
 
     def _announce_message(
         self, entry: Entry, op: str, peer: int, tag: int
     ) -> tuple[int, Transfer | None]:
-        """Count the message on the board: (its number, its transfer on a shaped network)."""
-        tap, board = self._tap, self._tap.board
-        mine, theirs = self._channel(op, peer, tag)
-        if tap.link is None:
-            return board.count_message(mine, entry.started), None
-        ends = (board.rank,) if peer < 0 else (board.rank, peer)
-        latency, bandwidth = tap.network.link(ends, board.world_size)
+        """Publish the message; returns its number and its transfer on a shaped network."""
+        state, status_file = self._state, self._state.status_file
+        local, theirs = self._channel(op, peer, tag)
+        if state.link is None:
+            return status_file.count_message(local, entry.started), None
+        ends = (status_file.rank,) if peer < 0 else (status_file.rank, peer)
+        latency, bandwidth = state.network.link(ends, status_file.world_size)
         seconds = entry.call.cost.path / bandwidth
-        link = tap.link
+        link = state.link
         arrival = link.depart(seconds) if op == "send" else link.arrive("in")
-        number = board.count_message(mine, arrival)
+        number = status_file.count_message(local, arrival)
 
         def ready(done: bool) -> float | None:
             known = peer >= 0 and number >= 0
-            other = board.message_arrival(peer, theirs, number) if known else None
+            other = status_file.message_arrival(peer, theirs, number) if known else None
             if other is None:
                 return arrival if done else None
             return max(arrival, other)
@@ -222,10 +226,10 @@ class Issuing(ProcessGroup):
         return number, Transfer(ready, latency, seconds, "booked" if op == "send" else "in")
 
     def _channel(self, op: str, peer: int, tag: int) -> tuple[bytes, bytes]:
-        """The board's names for this rank's side of a channel and for the other's."""
+        """The keys of this rank's side of a channel and of the other side."""
         known = self._channels.get((op, peer, tag))
         if known is None:
-            here = self._tap.board.rank
+            here = self._state.status_file.rank
             ends = (here, peer) if op == "send" else (peer, here)
             other = "recv" if op == "send" else "send"
             known = digest(self.key, op, *ends, tag), digest(self.key, other, *ends, tag)

@@ -1,4 +1,4 @@
-"""Bytes copied between the host's memory and a device's, counted as they are copied."""
+"""Count the bytes that are copied between host memory and a device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ COPIES = (torch.ops.aten.copy_, torch.ops.aten._to_copy)
 
 
 class HostTraffic(TorchDispatchMode):
-    """Counts what crosses between host and device inside the block, in bytes.
+    """Counts the bytes copied between host and device inside the block.
 
         with HostTraffic() as moved:
             loss.backward()
             optimizer.step()
         moved.up, moved.down
 
-    `placement.offload_moved` is the model. A copy that casts does so on the host, whichever way it
-    goes, so what crosses has the dtype of the device's side. Without a GPU nothing crosses.
+    `up` is to the device, `down` to the host; `placement.offload_moved` predicts them. A copy that
+    casts does so on the host in both directions, so the bytes have the device's dtype. Without a
+    GPU both are 0.
     """
 
     def __init__(self) -> None:
@@ -30,9 +31,9 @@ class HostTraffic(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in COPIES:
             source = args[1] if func.overloadpacket is COPIES[0] else args[0]
-            here, there = out.device.type == "cpu", source.device.type == "cpu"
-            if there and not here:
+            to_host, from_host = out.device.type == "cpu", source.device.type == "cpu"
+            if from_host and not to_host:
                 self.up += out.numel() * out.element_size()
-            elif here and not there:
+            elif to_host and not from_host:
                 self.down += out.numel() * source.element_size()
         return out

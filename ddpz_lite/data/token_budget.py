@@ -1,9 +1,9 @@
-"""Batches of equal work: samples of unequal length, dealt by tokens and not by number.
+"""Batches of equal work: samples of unequal length, distributed by tokens and not by number.
 
 All ranks draw the same order from the same seed, and cut it into steps of about equally many
-tokens. Within a step the longest sample goes first, each to the rank that has the fewest tokens so
-far (Graham, *Bounds on Multiprocessing Timing Anomalies*, 1969). So no rank has more than an equal
-share and (1 - 1/N) of the longest sample. Nothing is sent: lengths and seed decide.
+tokens. Within a step the longest sample goes first, each to the rank with the fewest tokens so far
+(Graham, *Bounds on Multiprocessing Timing Anomalies*, 1969). So no rank has more than an equal
+share plus (1 - 1/N) of the longest sample. Nothing is sent: lengths and seed decide.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ddpz_lite.data.sampler import place_in_world
 class TokenBudgetSampler(Sampler[list[int]]):
     """The batches of one rank, lists of indices: a DataLoader's `batch_sampler`.
 
-    In an epoch each sample comes once, on one rank. All ranks get the same number of batches, none
-    of them empty, and in a step about the same number of tokens.
+    In an epoch each sample occurs once, on one rank. All ranks get the same number of non-empty
+    batches, and in a step about the same number of tokens.
 
     lengths: the tokens of each sample, at least 1. budget: tokens for a rank in a step, on average;
     at least the longest sample. It decides the number of steps, which is the same in every epoch.
     rank, world_size: None asks torch.distributed, or means 0 of 1 where no process group exists.
     padded: batches are rectangles, and their work is samples times the longest. Then samples of
-    similar length come together, and the rectangles are what is equal. The budget counts tokens
-    without padding all the same.
+    similar length come together, and the rectangles are equal. The budget still counts tokens
+    without padding.
     shuffle, seed: the order of epoch e comes from seed + e; call `set_epoch(e)` before each epoch.
 
-    Raises ValueError for lengths, budgets or ranks that make no sense.
+    Raises ValueError for invalid lengths, budgets or ranks.
     """
 
     def __init__(
@@ -59,31 +59,31 @@ class TokenBudgetSampler(Sampler[list[int]]):
             place = self.lengths.index(min(self.lengths))
             raise ValueError(
                 f"TokenBudgetSampler: sample {place} has {self.lengths[place]} tokens; a sample "
-                "has one or more. Leave out those that are empty."
+                "has one or more. Fix: leave out empty samples."
             )
         if budget < max(self.lengths):
             raise ValueError(
                 f"TokenBudgetSampler: the longest sample has {max(self.lengths)} tokens and the "
-                f"budget is {budget}. Raise the budget, or cut the sample."
+                f"budget is {budget}. Fix: raise the budget, or cut the sample."
             )
         self.budget, self.padded, self.shuffle, self.seed = budget, padded, shuffle, seed
         self.epoch = 0
         self._reset()
 
     def _reset(self) -> None:
-        self._go_on(0, len(self))
+        self._start_at(0, len(self))
 
-    def _go_on(self, start: int, planned: int) -> None:
-        """The next iteration begins behind `start` samples of the order and has `planned` steps."""
+    def _start_at(self, start: int, planned: int) -> None:
+        """The next iteration begins after `start` samples of the order and has `planned` steps."""
         self._next = self._now = (start, planned)
-        self._handed = 0  # of the steps of the iteration that is under way
+        self._returned = 0  # steps of the current iteration
 
     def _steps(self, samples: int, tokens: int) -> int:
         by_tokens = -(-tokens // (self.budget * self.world_size))
         return max(1, min(by_tokens, samples // self.world_size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order. A loaded state's own epoch goes on, not anew."""
+        """Choose the epoch, and with it the order. The epoch of a loaded state continues."""
         if epoch < 0:
             raise ValueError(f"TokenBudgetSampler.set_epoch: epochs count from 0, got {epoch}.")
         if epoch != self.epoch:
@@ -91,19 +91,19 @@ class TokenBudgetSampler(Sampler[list[int]]):
             self._reset()
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, equal on all ranks and in all epochs."""
+        """Steps of a full epoch, equal on all ranks and in all epochs."""
         return self._steps(len(self.lengths), sum(self.lengths))
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._now, self._next, self._handed = self._next, (0, len(self)), 0
+        self._now, self._next, self._returned = self._next, (0, len(self)), 0
         order, cuts = self._order(), self._cuts()
-        deal = _rectangles if self.padded else _packed
+        distribute = _rectangles if self.padded else _packed
         for start, stop in pairwise(cuts):
-            # Only where fewer samples are left than ranks does it go round to the start.
+            # Wraps around only if fewer samples are left than ranks.
             samples = [order[place % len(order)] for place in range(start, stop)]
-            parts = deal(samples, self.lengths, self.world_size)
-            self._handed += 1
-            # The rank with the longest sample is another one in each step.
+            parts = distribute(samples, self.lengths, self.world_size)
+            self._returned += 1
+            # Rotate, so that in each step another rank has the longest sample.
             yield parts[(self.rank + start) % self.world_size]
 
     def _order(self) -> list[int]:
@@ -113,9 +113,9 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return torch.randperm(len(self.lengths), generator=generator).tolist()
 
     def _cuts(self) -> list[int]:
-        """Places in the order where each step of this iteration begins, and where the last ends.
+        """Where in the order each step of this iteration begins, and where the last ends.
 
-        Each takes an equal share of the tokens that are left, so whoever resumes cuts alike.
+        Each step takes an equal share of the remaining tokens, so a resumed run cuts the same way.
         """
         (start, planned), order = self._now, self._order()
         if not planned:
@@ -132,10 +132,10 @@ class TokenBudgetSampler(Sampler[list[int]]):
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """What resuming needs, equal on all ranks that have taken the same number of batches.
 
-        taken: batches since this iteration began that this rank has really used. None counts those
-        handed out, which is the same unless a DataLoader with workers fetches ahead.
+        taken: batches of this iteration that this rank has used. None counts the batches returned,
+        which is the same unless a DataLoader with workers fetches ahead.
         """
-        planned, taken = self._now[1], self._handed if taken is None else taken
+        planned, taken = self._now[1], self._returned if taken is None else taken
         if not 0 <= taken <= planned:
             raise ValueError(
                 f"TokenBudgetSampler.state_dict: taken must lie in 0..{planned}, got {taken}."
@@ -159,26 +159,26 @@ class TokenBudgetSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state: the next iteration deals what was left of that epoch.
+        """Continue from a state: the next iteration returns the rest of that epoch.
 
-        However many ranks there are now; where fewer samples are left than ranks, some of the first
-        come again. Raises ValueError when the state belongs to other samples or another order.
+        The world size may differ; if fewer samples are left than ranks, some of the first are
+        repeated. Raises ValueError if the state is of other samples or another order.
         """
-        for name, mine in self._about().items():
-            if state[name] != mine:
+        for name, value in self._about().items():
+            if state[name] != value:
                 raise ValueError(
                     f"TokenBudgetSampler: the state was saved with {name}={state[name]}, this "
-                    f"sampler has {name}={mine}. Build it with the same {name} to resume."
+                    f"sampler has {name}={value}. Fix: build it with the same {name} to resume."
                 )
         self.epoch, planned = state["epoch"], state["left"]
         if planned and state["world_size"] != self.world_size:
             left = self._order()[state["start"] :]
             planned = self._steps(len(left), sum(self.lengths[i] for i in left))
-        self._go_on(state["start"], planned)
+        self._start_at(state["start"], planned)
 
 
 def _packed(samples: Sequence[int], lengths: Sequence[int], world: int) -> list[list[int]]:
-    """A part for each rank, of about equally many tokens."""
+    """A part for each rank, with about equal numbers of tokens."""
     parts: list[list[int]] = [[] for _ in range(world)]
     fewest = [(0, part) for part in range(world)]
     for sample in sorted(samples, key=lambda i: -lengths[i]):
@@ -202,7 +202,7 @@ def _rectangles(samples: Sequence[int], lengths: Sequence[int], world: int) -> l
         else:
             least = middle + 1
     parts = _runs(ordered, lengths, most)
-    while len(parts) < world:  # a rank would have nothing
+    while len(parts) < world:  # otherwise a rank would have no sample
         fullest = max(range(len(parts)), key=lambda part: len(parts[part]))
         half = len(parts[fullest]) // 2
         parts[fullest : fullest + 1] = [parts[fullest][:half], parts[fullest][half:]]

@@ -15,7 +15,7 @@ from ddpz_lite.course.check.notebooks import Malformed
 from ddpz_lite.course.cli.machine import cores
 from ddpz_lite.course.cli.shared import UserError, folder
 from ddpz_lite.course.grader import batch, formats, nbval, pages, roster, similarity, text
-from ddpz_lite.course.grader.arena.observe import Grounds, observe_in_sandbox, probe
+from ddpz_lite.course.grader.arena.observe import SandboxPool, observe_in_sandbox, probe
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.exercise import Pristine, pristine
 from ddpz_lite.course.grader.hidden import BadHidden, More, load
@@ -24,7 +24,7 @@ from ddpz_lite.course.grader.report import MISSING, UNLISTED, Report
 from ddpz_lite.course.grader.sandbox.limits import Limits
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 
-PATIENCE = 2.0  # times a case's timeout: many ranks share this machine
+TIMEOUT_FACTOR = 2.0  # times a case's timeout: many ranks share this machine
 
 
 def run(options: Namespace) -> int:
@@ -176,7 +176,7 @@ def _graded(
 ) -> Report:
     """What became of the submissions, with what nbval says where it was asked for."""
     out = Path(options.out)
-    with Grounds() as grounds:
+    with SandboxPool() as pool:
         results = batch.grade_all(
             submissions,
             exercises,
@@ -184,19 +184,19 @@ def _graded(
             out,
             jobs=options.jobs or cores().usable,
             more=more,
-            observe=partial(observe_in_sandbox, limits=Limits(patience=PATIENCE)),
+            observe=partial(observe_in_sandbox, limits=Limits(timeout_factor=TIMEOUT_FACTOR)),
             tasks=tasks,
         )
-        said: nbval.Reports = {}
+        nbval_reports: nbval.Reports = {}
         if options.nbval:
             both = zip(submissions, results, strict=True)
             graded = [submission for submission, one in both if isinstance(one, Grade)]
             # A run is a kernel and up to four ranks, and a check's own deadlines know no patience.
             jobs = max(1, (options.jobs or cores().usable) // 2)
-            said = nbval.run_all(graded, exercises, terms, out, grounds, jobs=jobs)
+            nbval_reports = nbval.run_all(graded, exercises, terms, out, pool, jobs=jobs)
     grades = [one for one in results if isinstance(one, Grade)]
     lost = [one for one in results if isinstance(one, NotGraded)]
-    return Report(grades, lost, exercises, terms, said)
+    return Report(grades, lost, exercises, terms, nbval_reports)
 
 
 def _low(report: Report, least: float | None) -> list[tuple[str, int]]:
@@ -205,7 +205,7 @@ def _low(report: Report, least: float | None) -> list[tuple[str, int]]:
         return []
     points = {name: one.points for name, one in report.students.items()}
     points |= dict.fromkeys(report.missing, 0)
-    return [(name, mine) for name, mine in points.items() if mine < least]
+    return [(name, own) for name, own in points.items() if own < least]
 
 
 # ---- the reports ----
@@ -214,12 +214,12 @@ def _low(report: Report, least: float | None) -> list[tuple[str, int]]:
 def _write_students(out: Path, report: Report) -> list[NotGraded]:
     """Write what is given back, and name those whose files could not be written."""
     failed = []
-    for student, mine in report.students.items():
+    for student, own in report.students.items():
         place = out / "students" / student
         try:
-            batch.write(place / "feedback.html", pages.html(student, mine))
-            batch.write(place / "feedback.md", pages.markdown(student, mine))
-            batch.write(place / "results.json", formats.gradescope(mine))
+            batch.write(place / "feedback.html", pages.html(student, own))
+            batch.write(place / "feedback.md", pages.markdown(student, own))
+            batch.write(place / "results.json", formats.gradescope(own))
         except OSError as error:
             reason = f"the feedback could not be written ({error.strerror})"
             failed.append(NotGraded(student, f"students/{student}/", reason))
@@ -245,7 +245,7 @@ def _table(report: Report, low: Sequence[tuple[str, int]], least: float | None, 
     lines += [f"{name}  {MISSING}" for name in report.missing]
     lines += [f"{name}  {UNLISTED}" for name in report.unlisted]
     lines += [f"{name}  {points} points, fewer than {least:g}" for name, points in low]
-    lines += [nbval.summed(report.said)] if report.said else []
+    lines += [nbval.summed(report.nbval)] if report.nbval else []
     terms = report.terms
     lines.append(f"seed {terms.seed}, checker {terms.version}, sandbox: {terms.sandbox}")
     lines.append(f"reports in {out}/: gradebook.csv, summary.md, similarity.md, students/")

@@ -159,10 +159,10 @@ def _match(
             by_word.setdefault(by_task[cell.task], []).append(place)
     about = notebook.get("metadata")
     about = about.get("ddpz") if isinstance(about, dict) else None
-    said = isinstance(about, dict) and about.get("exercise") == exercise.lesson
+    named = isinstance(about, dict) and about.get("exercise") == exercise.lesson
     return _Match(
         found=by_word | by_id,
-        says=said + (exercise.name.casefold() in stem.casefold()),
+        says=named + (exercise.name.casefold() in stem.casefold()),
         cells=len({cell.task for cell in cells} & set(by_task)),
         ids=len(ids & exercise.ids),
     )

@@ -15,14 +15,14 @@ from pathlib import Path
 from ddpz_lite.course.grader.answers import Answers, read
 from ddpz_lite.course.grader.exercise import Pristine
 from ddpz_lite.course.grader.owners import LISTED, HandIn, hand_ins, nothing
-from ddpz_lite.course.grader.places import PAPERS, Paper, gathered
+from ddpz_lite.course.grader.places import MAX_NOTEBOOKS, NotebookFile, gathered
 from ddpz_lite.course.grader.submission import NotGraded, NotTaken, Submission
 from ddpz_lite.course.grader.text import clean
 from ddpz_lite.course.grader.zips import NESTED, unzipped
 
-TOO_MANY = f"it holds more than {PAPERS} notebooks, and the rest was not looked at"
+TOO_MANY = f"it holds more than {MAX_NOTEBOOKS} notebooks, and the rest was not looked at"
 
-Taken = list[tuple[Paper, Answers]]
+Taken = list[tuple[NotebookFile, Answers]]
 Problems = list[tuple[str, str]]  # (where, reason)
 
 
@@ -41,15 +41,15 @@ def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission |
             for hand_in in hand_ins(path, names, stack):
                 taken, problems = _read(hand_in, known)
                 taken = [one for one in taken if one[0].path not in seen]
-                seen.update(paper.path for paper, _ in taken)
+                seen.update(file.path for file, _ in taken)
                 read_in.append((hand_in, taken, problems))
     students = _told_apart([hand_in for hand_in, *_ in read_in])
     best = _best(read_in, students)
     result: list[Submission | NotGraded] = []
     for (_, taken, problems), (student, renamed) in zip(read_in, students, strict=True):
-        counts = [best.get((student, paper.path)) for paper, _ in taken]
-        mine = [one for one in counts if one is not None]
-        result += [replace(one, warnings=(*one.warnings, *renamed)) for one in mine]
+        counts = [best.get((student, file.path)) for file, _ in taken]
+        local = [one for one in counts if one is not None]
+        result += [replace(one, warnings=(*one.warnings, *renamed)) for one in local]
         result += _lines(student, problems, renamed)
     return result
 
@@ -62,35 +62,37 @@ def _read(hand_in: HandIn, known: dict[str, Pristine]) -> tuple[Taken, Problems]
     taken: Taken = []
     problems = list(hand_in.problems)
     with ExitStack() as stack:
-        for number, paper in enumerate(_papers(hand_in.papers, problems, stack)):
-            if number == PAPERS:
+        for number, file in enumerate(_papers(hand_in.files, problems, stack)):
+            if number == MAX_NOTEBOOKS:
                 problems.append((hand_in.where, TOO_MANY))
                 break
             try:
-                taken.append((paper, read(paper.load(), paper.stem, known)))
+                taken.append((file, read(file.load(), file.stem, known)))
             except NotTaken as reason:
-                problems.append((paper.where, str(reason)))
+                problems.append((file.where, str(reason)))
     if not taken and not problems:
         problems.append((hand_in.where, nothing(hand_in)))
     return taken, problems
 
 
-def _papers(papers: Sequence[Paper], problems: Problems, stack: ExitStack) -> Iterator[Paper]:
+def _papers(
+    files: Sequence[NotebookFile], problems: Problems, stack: ExitStack
+) -> Iterator[NotebookFile]:
     """The notebooks, those in zips too; what is wrong with a zip goes to `problems`."""
-    for paper in papers:
-        if not paper.zipped:
-            yield paper
+    for file in files:
+        if not file.zipped:
+            yield file
             continue
         try:
-            found = gathered(unzipped(paper, stack))
+            found = gathered(unzipped(file, stack))
         except NotTaken as reason:
-            problems.append((paper.where, str(reason)))
+            problems.append((file.where, str(reason)))
             continue
         problems += found.problems
-        if not found.papers and not found.problems:
-            empty = HandIn(paper.stem, paper.path, paper.where, others=found.others)
-            problems.append((paper.where, nothing(empty)))
-        for one in found.papers:
+        if not found.files and not found.problems:
+            empty = HandIn(file.stem, file.path, file.where, others=found.others)
+            problems.append((file.where, nothing(empty)))
+        for one in found.files:
             if one.zipped:
                 problems.append((one.where, NESTED))
             else:
@@ -103,8 +105,8 @@ def _lines(student: str, problems: Problems, renamed: Sequence[str]) -> Iterator
     for where, reason in problems:
         by_reason.setdefault(reason, []).append(where)
     for reason, places in by_reason.items():
-        said = f" ({renamed[0]})" if renamed else ""
-        yield NotGraded(student, _some(places), f"{reason}{said}")
+        text = f" ({renamed[0]})" if renamed else ""
+        yield NotGraded(student, _some(places), f"{reason}{text}")
 
 
 def _some(places: Sequence[str]) -> str:
@@ -126,22 +128,22 @@ def _best(
     """
     groups: dict[tuple[str, str], Taken] = {}
     for (_, taken, _), (student, _) in zip(read_in, students, strict=True):
-        for paper, answers in taken:
-            groups.setdefault((student, answers.lesson), []).append((paper, answers))
+        for file, answers in taken:
+            groups.setdefault((student, answers.lesson), []).append((file, answers))
     best = {}
     for (student, _), group in groups.items():
         number = max(range(len(group)), key=lambda n: (group[n][1].attempted, n))
-        paper, answers = group.pop(number)
+        file, answers = group.pop(number)
         warnings = list(answers.warnings)
         if group:
             were = "was" if len(group) == 1 else "were"
             why = ", for it has the most answers" if number < len(group) else ""
             places = _some([other.where for other, _ in group])
             warnings.append(f"{places} {were} handed in too; this one counts{why}")
-        best[student, paper.path] = Submission(
+        best[student, file.path] = Submission(
             student=student,
             lesson=answers.lesson,
-            where=paper.where,
+            where=file.where,
             sha256=answers.sha256,
             answers=answers.cells,
             warnings=tuple(warnings),
@@ -165,6 +167,6 @@ def _told_apart(hand_ins: Sequence[HandIn]) -> list[tuple[str, list[str]]]:
         number = 2
         while owner.setdefault(name.casefold(), one.place) != one.place:
             name, number = f"{first}-{number}", number + 1
-        said = f"{one.where}: the name {first} is another hand-in's too; this one is {name} here"
-        result.append((name, [said] if name != first else []))
+        text = f"{one.where}: the name {first} is another hand-in's too; this one is {name} here"
+        result.append((name, [text] if name != first else []))
     return result

@@ -18,9 +18,9 @@ from ddpz_lite.course.grader.places import (
     COURSE,
     WORK,
     Folder,
-    Inside,
+    FolderContents,
+    NotebookFile,
     OnDisk,
-    Paper,
     below,
     gathered,
     on_disk,
@@ -42,7 +42,7 @@ class HandIn:
     name: str  # as it was written
     place: str  # what lies there is one student's
     where: str
-    papers: Sequence[Paper] = ()
+    files: Sequence[NotebookFile] = ()
     others: Sequence[str] = ()
     problems: Sequence[tuple[str, str]] = ()  # (where, reason)
     own: bool = False  # the name is the notebook's own, which the student may have chosen
@@ -55,17 +55,17 @@ def hand_ins(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[Han
         yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
         return
     whole = Path(os.path.realpath(path.parent), path.name)
-    paper = on_disk(whole, in_path(path.name))
-    if paper.zipped:
+    file = on_disk(whole, in_path(path.name))
+    if file.zipped:
         try:
-            yield from _class(unzipped(paper, stack), names, stack)
+            yield from _class(unzipped(file, stack), names, stack)
         except NotTaken as reason:
-            problem = (paper.where, str(reason))
-            yield HandIn(paper.stem, paper.path, paper.where, problems=[problem])
+            problem = (file.where, str(reason))
+            yield HandIn(file.stem, file.path, file.where, problems=[problem])
         return
-    own = not is_exercise(paper.stem, names) and path.suffix.lower() == ".ipynb"
-    place = paper.path if own else str(whole.parent)
-    yield HandIn(paper.stem if own else _owner(place), place, paper.where, [paper], own=own)
+    own = not is_exercise(file.stem, names) and path.suffix.lower() == ".ipynb"
+    place = file.path if own else str(whole.parent)
+    yield HandIn(file.stem if own else _owner(place), place, file.where, [file], own=own)
 
 
 def is_exercise(stem: str, names: Sequence[str]) -> bool:
@@ -83,29 +83,31 @@ def _owner(place: str) -> str:
 
 def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
     """A class or one student: each thing in the innermost folder that says nothing of a student."""
-    folder, inside = top, within(top)
-    while (inner := _only(inside, names)) is not None:
-        of_a_zip = isinstance(folder, InZip) and not inside.papers  # whose name is the student's
+    folder, contents = top, within(top)
+    while (inner := _only(contents, names)) is not None:
+        of_a_zip = isinstance(folder, InZip) and not contents.files  # whose name is the student's
         if not of_a_zip and not _holds_a_class(inner, names):
             break
-        if inside.papers or inside.problems:
-            yield _rest(folder, top, inside.papers, [], inside.problems)
-        folder, inside = inner, within(inner)
-    mine = [one for one in inside.papers if not one.zipped and is_exercise(one.stem, names)]
-    theirs = [one for one in inside.papers if one not in mine]
-    found = {one.path: gathered(one) for one in inside.folders}
-    a_class = bool(theirs or any(one.papers for one in found.values()) or (found and not mine))
-    if mine or inside.problems or not a_class:
-        yield _rest(folder, top, mine, () if a_class else inside.others, inside.problems)
+        if contents.files or contents.problems:
+            yield _rest(folder, top, contents.files, [], contents.problems)
+        folder, contents = inner, within(inner)
+    own_files = [one for one in contents.files if not one.zipped and is_exercise(one.stem, names)]
+    students_files = [one for one in contents.files if one not in own_files]
+    found = {one.path: gathered(one) for one in contents.folders}
+    a_class = bool(
+        students_files or any(one.files for one in found.values()) or (found and not own_files)
+    )
+    if own_files or contents.problems or not a_class:
+        yield _rest(folder, top, own_files, () if a_class else contents.others, contents.problems)
     if not a_class:
         return
-    for one in theirs:
+    for one in students_files:
         yield HandIn(one.stem, one.path, one.where, [one], own=not one.zipped)
-    for one in inside.folders:
+    for one in contents.folders:
         all_of_it = found[one.path]
         lines = all_of_it.others, all_of_it.problems
-        yield HandIn(one.name, one.path, one.where, all_of_it.papers, *lines)
-    for name in inside.others if theirs or not mine else ():
+        yield HandIn(one.name, one.path, one.where, all_of_it.files, *lines)
+    for name in contents.others if students_files or not own_files else ():
         where = in_path(f"{folder.where}/{name}")
         yield HandIn(Path(name).stem, f"{folder.path}/{name}", where, problems=[(where, NO_FILE)])
 
@@ -113,19 +115,19 @@ def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[Hand
 def _rest(
     folder: Folder,
     top: Folder,
-    papers: Sequence[Paper],
+    files: Sequence[NotebookFile],
     others: Sequence[str],
     problems: Sequence[tuple[str, str]],
 ) -> HandIn:
     """What lies in a folder and names nobody: it is the folder's, or the zip's that it lies in."""
     name = top.name if isinstance(folder, InZip) else _owner(folder.path)
-    return HandIn(name, folder.path, folder.where, papers, others, problems)
+    return HandIn(name, folder.path, folder.where, files, others, problems)
 
 
-def _only(inside: Inside, names: Sequence[str]) -> Folder | None:
+def _only(contents: FolderContents, names: Sequence[str]) -> Folder | None:
     """The only folder, where nothing beside it has a student's name."""
-    named = [one for one in inside.papers if one.zipped or not is_exercise(one.stem, names)]
-    return inside.folders[0] if len(inside.folders) == 1 and not named else None
+    named = [one for one in contents.files if one.zipped or not is_exercise(one.stem, names)]
+    return contents.folders[0] if len(contents.folders) == 1 and not named else None
 
 
 def _holds_a_class(folder: Folder, names: Sequence[str]) -> bool:
@@ -135,16 +137,16 @@ def _holds_a_class(folder: Folder, names: Sequence[str]) -> bool:
     folder of a single notebook is its student's.
     """
     here = within(folder)
-    own = [one for one in here.papers if not one.zipped and not is_exercise(one.stem, names)]
+    own = [one for one in here.files if not one.zipped and not is_exercise(one.stem, names)]
     if len(own) > 1:
         return True
-    if len(here.papers) > len(own) + sum(one.zipped for one in here.papers):
+    if len(here.files) > len(own) + sum(one.zipped for one in here.files):
         return False
-    papers = (paper for found in below(folder) for paper in found.papers)
-    many = len(list(islice(papers, 2)))
+    files = (file for found in below(folder) for file in found.files)
+    many = len(list(islice(files, 2)))
     if many == 0:
         return len(here.folders) > 1
-    return many > 1 or not here.papers
+    return many > 1 or not here.files
 
 
 def nothing(hand_in: HandIn) -> str:

@@ -113,7 +113,7 @@ def summary(report: Report) -> str:
         "# Grades",
         "",
         f"{counts}; {len(report.lost)} not graded.",
-        *([f"{in_markdown(summed(report.said))}."] if report.said else []),
+        *([f"{in_markdown(summed(report.nbval))}."] if report.nbval else []),
         "",
         "| student | exercise | points | tasks |",
         "|---|---|---:|---|",

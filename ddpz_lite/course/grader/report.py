@@ -15,7 +15,7 @@ from ddpz_lite.course.check.score import Finding, Verdict
 from ddpz_lite.course.check.task import Task
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.exercise import Pristine
-from ddpz_lite.course.grader.nbval import Reports, Said
+from ddpz_lite.course.grader.nbval import NbvalReport, Reports
 from ddpz_lite.course.grader.submission import NotGraded
 
 NBVAL = {"passed": "pass", "failed": "fail"}  # its words -> ours; others are not judged
@@ -37,7 +37,7 @@ class Report:
     lost: Sequence[NotGraded]
     exercises: Mapping[str, Pristine]
     terms: Terms
-    said: Reports = field(default_factory=dict)  # by nbval
+    nbval: Reports = field(default_factory=dict)  # by nbval
     missing: Sequence[str] = ()  # in the roster, and not here
     unlisted: Sequence[str] = ()  # here, and not in the roster
 
@@ -65,10 +65,12 @@ class Report:
         """Each student's own report, by name."""
         parts: dict[str, tuple[list[Grade], list[NotGraded]]] = {}
         for one in [*self.grades, *self.lost]:
-            mine = parts.setdefault(one.student, ([], []))
-            mine[isinstance(one, NotGraded)].append(one)
+            parts_of = parts.setdefault(one.student, ([], []))
+            parts_of[isinstance(one, NotGraded)].append(one)
         names = sorted(parts, key=lambda name: (name.casefold(), name))
-        return {name: Report(*parts[name], self.exercises, self.terms, self.said) for name in names}
+        return {
+            name: Report(*parts[name], self.exercises, self.terms, self.nbval) for name in names
+        }
 
     @property
     def stamp(self) -> str:
@@ -136,8 +138,8 @@ def chapters(report: Report) -> Iterator[Chapter]:
         head = f"{grade.lesson} {title}: {grade.points} of {grade.out_of} points"
         notes = [f"{_capital(text)}." for text in grade.warnings]
         yield Chapter(head, notes, boxes=[_box(v, report.tasks[v.task]) for v in grade.verdicts])
-        if told := report.said.get((grade.student, grade.lesson)):
-            yield Chapter(NBVAL_HEAD, about=NBVAL_ABOUT, boxes=[Box(list(_nbval(told)))])
+        if found := report.nbval.get((grade.student, grade.lesson)):
+            yield Chapter(NBVAL_HEAD, about=NBVAL_ABOUT, boxes=[Box(list(_nbval(found)))])
     for one in report.lost:
         yield Chapter(one.where, about=f"Not graded: {one.reason}.")
 
@@ -159,11 +161,11 @@ def _item(found: Finding, verdict: Verdict) -> Item:
     return Item(found.outcome, text, _capital(found.sentence))
 
 
-def _nbval(told: Said) -> Iterator[Item]:
+def _nbval(found: NbvalReport) -> Iterator[Item]:
     """Which cell and what became of it, with the first lines of a failure."""
-    if told.trouble:
-        yield Item("not judged", f"nbval gave no report: {told.trouble}")
-    for cell in told.cells:
+    if found.trouble:
+        yield Item("not judged", f"nbval gave no report: {found.trouble}")
+    for cell in found.cells:
         outcome = cell.outcome or "not in the report"
         yield Item(NBVAL.get(outcome, "not judged"), f"{cell.task}: {outcome}", cell.says)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpz_lite.course.check.task import tasks
-from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, roster
+from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, people, roster
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.report import Report
 from ddpz_lite.course.grader.submission import NotGraded, Submission
@@ -145,8 +145,8 @@ def test_of_two_notebooks_the_one_with_more_answers_counts(take, put, notebook):
     (one,) = take("ada")
     assert one.where == f"ada/{ONE}.ipynb"
     assert one.warnings == (
-        f"ada/{ONE}_empty.ipynb, ada/{ONE}_half.ipynb were handed in too; this one counts, for it "
-        "has the most answers",
+        f"ada/{ONE}.ipynb counts (it has the most answers); ada/{ONE}_empty.ipynb, "
+        f"ada/{ONE}_half.ipynb were handed in too",
     )
 
 
@@ -327,10 +327,12 @@ def test_what_happens_often_is_one_line_with_a_count(take, put, notebook, tmp_pa
     ada, line, bob = take("class")
     assert line.where.endswith(" and 87 more") and "it is a link" in line.reason
     copies, others = ada.warnings
-    assert copies == "the cell state_bytes-answer is there 901 times; the last one counts"
-    assert others.endswith(
-        " and 47 more were handed in too; this one counts, for it has the most answers"
+    assert (
+        copies
+        == "the cell state_bytes-answer is there 901 times; the last one that is not a stub counts"
     )
+    assert others.startswith(f"class/ada/{ONE}.ipynb counts (it has the most answers); ")
+    assert others.endswith(" and 47 more were handed in too")
     assert bob.warnings == ()
 
 
@@ -406,24 +408,24 @@ def test_no_cell_is_a_formula_whatever_a_table_is_split_at(take, tmp_path, known
 )
 def test_a_roster_says_who_is_missing_and_who_is_not_in_it(put, text):
     names = roster.load(put("names.csv", text))
-    assert names == ["李小龙", "Ada Lovelace", "Ada", "bob"]
+    assert list(names.by_name) == ["李小龙", "Ada Lovelace", "Ada", "bob"]
     came = ["Ada Lovelace_123_assignsubmission_file", "BOB", "李小龙", "adam", "bob-2"]
-    assert roster.compare(names, came) == (["Ada"], ["adam", "bob-2"])
+    assert names.compare(came) == (["Ada"], ["adam", "bob-2"])
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "has no names; write one a line"),
+        ("", "has no names. Fix: write one name per line"),
         ("student\n", "has no names"),
-        ("ada\nbob\nADA\n", "has ada twice; make the names differ"),
-        (b"\xff\xfea", "is not text in UTF-8; save it as CSV UTF-8"),
+        ("ada\nbob\nADA\n", "has ada twice. Fix: make the names differ"),
+        (b"\xff\xfea", "is not UTF-8 text. Fix: save it as CSV UTF-8"),
         (None, "cannot be read (No such file"),
     ],
 )
 def test_a_roster_that_cannot_be_used_says_why(put, tmp_path, text, complaint):
     path = tmp_path / "names.csv" if text is None else put("names.csv", text)
-    with pytest.raises(roster.BadRoster) as error:
+    with pytest.raises(people.BadRoster) as error:
         roster.load(path)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 

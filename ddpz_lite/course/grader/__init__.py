@@ -10,7 +10,8 @@ The class layer, all of it trusted:
     exercise      the exercise as it was handed out, against which a submission is compared
     places, zips  folders and zips of submissions, within limits
     owners        which student a notebook belongs to
-    people        students, rosters, and the join between a roster and the submissions
+    people        students, senders as platforms name them, and the join between the two
+    roster        a roster from a platform's file or a plain list
     platforms/    one file per platform: how Canvas and Moodle name files and columns
     answers       from a notebook's bytes to its answer cells, and which exercise it is
     intake        all of the above: every file becomes a submission or a line with a reason

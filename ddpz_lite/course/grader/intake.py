@@ -1,8 +1,8 @@
-"""Submissions as they come: files, folders, zips, of which nothing is believed.
+"""Take submissions in: untrusted files, folders and zips.
 
-owners says whose a notebook is, answers what of it is taken. Whatever else lies beside it (a
-`torch.py`, a `conftest.py`) is not even opened. All that was handed in comes out again: as a
-submission, or as a line that says why not and what to do.
+`owners` says which student a notebook belongs to, `answers` what is taken from it. Other files next
+to it (a `torch.py`, a `conftest.py`) are not opened. Everything that was handed in comes out again:
+as a submission, or as a line that says why not and what to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from ddpz_lite.course.grader.answers import Answers, read
 from ddpz_lite.course.grader.exercise import Pristine
 from ddpz_lite.course.grader.owners import LISTED, HandIn, hand_ins, nothing
+from ddpz_lite.course.grader.people import Roster
 from ddpz_lite.course.grader.places import MAX_NOTEBOOKS, NotebookFile, gathered
 from ddpz_lite.course.grader.submission import NotGraded, NotTaken, Submission
 from ddpz_lite.course.grader.text import clean
@@ -26,12 +27,14 @@ Taken = list[tuple[NotebookFile, Answers]]
 Problems = list[tuple[str, str]]  # (where, reason)
 
 
-def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission | NotGraded]:
+def take(
+    paths: Iterable[Path], known: dict[str, Pristine], roster: Roster | None = None
+) -> list[Submission | NotGraded]:
     """All that the paths hold, in the order of names.
 
     Of two notebooks of a student for one exercise the better counts, and what several of the paths
-    hold counts once. known: the exercises by lesson. Nothing here raises for what a student handed
-    in.
+    hold counts once. known: the exercises by lesson. A student of the roster gets its name. Nothing
+    here raises because of what a student handed in.
     """
     names = [exercise.name for exercise in known.values()]
     read_in = []
@@ -39,6 +42,7 @@ def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission |
     for path in dict.fromkeys(paths):
         with ExitStack() as stack:
             for hand_in in hand_ins(path, names, stack):
+                hand_in = _joined(hand_in, roster)
                 taken, problems = _read(hand_in, known)
                 taken = [one for one in taken if one[0].path not in seen]
                 seen.update(file.path for file, _ in taken)
@@ -52,6 +56,16 @@ def take(paths: Iterable[Path], known: dict[str, Pristine]) -> list[Submission |
         result += [replace(one, warnings=(*one.warnings, *renamed)) for one in local]
         result += _lines(student, problems, renamed)
     return result
+
+
+def _joined(hand_in: HandIn, roster: Roster | None) -> HandIn:
+    """A hand-in under the name that the roster has for its student."""
+    student = roster.find(hand_in.name, hand_in.sender) if roster and hand_in.name else None
+    if student is None:
+        return hand_in
+    # A platform's word joins several places of a student; a name that a student chose does not.
+    place = f"roster {student.name}" if hand_in.sender else hand_in.place
+    return replace(hand_in, name=student.name, place=place)
 
 
 # ---- from places to answers ----
@@ -96,7 +110,7 @@ def _papers(
             if one.zipped:
                 problems.append((one.where, NESTED))
             else:
-                yield one
+                yield replace(one, late=file.late, order=file.order)
 
 
 def _lines(student: str, problems: Problems, renamed: Sequence[str]) -> Iterator[NotGraded]:
@@ -124,7 +138,7 @@ def _best(
 ) -> dict[tuple[str, str], Submission]:
     """(student, place) -> the notebook that counts, of several for one exercise.
 
-    It is the one with the most answers, and of equals the last.
+    It is the platform's last attempt; otherwise the one with the most answers, of equals the last.
     """
     groups: dict[tuple[str, str], Taken] = {}
     for (_, taken, _), (student, _) in zip(read_in, students, strict=True):
@@ -132,14 +146,13 @@ def _best(
             groups.setdefault((student, answers.lesson), []).append((file, answers))
     best = {}
     for (student, _), group in groups.items():
-        number = max(range(len(group)), key=lambda n: (group[n][1].attempted, n))
+        number = max(range(len(group)), key=lambda n: (group[n][0].order, group[n][1].attempted, n))
         file, answers = group.pop(number)
         warnings = list(answers.warnings)
         if group:
-            were = "was" if len(group) == 1 else "were"
-            why = ", for it has the most answers" if number < len(group) else ""
-            places = _some([other.where for other, _ in group])
-            warnings.append(f"{places} {were} handed in too; this one counts{why}")
+            warnings.append(_which_counts(file, group))
+        if file.late:
+            warnings.append("the platform marks it as late")
         best[student, file.path] = Submission(
             student=student,
             lesson=answers.lesson,
@@ -148,25 +161,40 @@ def _best(
             answers=answers.cells,
             warnings=tuple(warnings),
             elsewhere=answers.elsewhere,
+            late=file.late,
         )
     return best
+
+
+def _which_counts(chosen: NotebookFile, others: Taken) -> str:
+    """Which of several notebooks of a student for one exercise counts, and why."""
+    if any(other.order != chosen.order for other, _ in others):
+        why = "the last attempt"
+    elif any(other.path > chosen.path for other, _ in others):
+        why = "it has the most answers"
+    else:
+        why = "the last by name"
+    were = "was" if len(others) == 1 else "were"
+    places = _some([other.where for other, _ in others])
+    return f"{chosen.where} counts ({why}); {places} {were} handed in too"
 
 
 def _told_apart(hand_ins: Sequence[HandIn]) -> list[tuple[str, list[str]]]:
     """(name, what to say of it) for each.
 
-    Of two places whose names became the same, or differ by case alone, one gets a number. A
-    folder's or zip's name comes before a notebook's own.
+    If two places have the same name, or differ by case alone, one gets a number. A folder's or
+    zip's name comes before a notebook's own. "" names no student.
     """
     owner: dict[str, str] = {}
     for one in sorted(hand_ins, key=lambda one: one.own):
-        owner.setdefault(clean(one.name).casefold(), one.place)
+        if one.name:
+            owner.setdefault(clean(one.name).casefold(), one.place)
     result = []
     for one in hand_ins:
-        first = name = clean(one.name)
+        first = name = clean(one.name) if one.name else ""
         number = 2
-        while owner.setdefault(name.casefold(), one.place) != one.place:
+        while name and owner.setdefault(name.casefold(), one.place) != one.place:
             name, number = f"{first}-{number}", number + 1
-        text = f"{one.where}: the name {first} is another hand-in's too; this one is {name} here"
+        text = f"{one.where}: another hand-in is called {first} too, so this one is called {name}"
         result.append((name, [text] if name != first else []))
     return result

@@ -1,8 +1,9 @@
-"""Who handed in what.
+"""Which student handed in which files.
 
-The student is the folder or zip that a notebook lies in (`ada/anything.ipynb`), for all that lies
-in there. A notebook's own name (`ada.ipynb`) says it only at the top of what was handed to the
-grader, where no student chooses what lies beside it.
+Where a platform wrote the name of a file or folder, it names the student (`platforms.sender`).
+Otherwise the student is the folder or zip that a notebook lies in (`ada/anything.ipynb`). A
+notebook's own name (`ada.ipynb`) counts only at the top of what was passed to the grader, where no
+student chooses the neighbouring files.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from ddpz_lite.course.grader import platforms
+from ddpz_lite.course.grader.people import Sender
 from ddpz_lite.course.grader.places import (
     COURSE,
+    LINK,
     WORK,
     Folder,
     FolderContents,
@@ -30,7 +34,7 @@ from ddpz_lite.course.grader.submission import NotTaken
 from ddpz_lite.course.grader.text import in_path
 from ddpz_lite.course.grader.zips import InZip, unzipped
 
-NO_FILE = "it is no notebook (.ipynb), no folder and no zip; ask for the notebook itself"
+NO_FILE = "it is not a notebook (.ipynb), folder or zip; ask for the notebook itself"
 EMPTY = "there is nothing in it; ask for the notebook"
 LISTED = 3  # names in a line
 
@@ -46,12 +50,46 @@ class HandIn:
     others: Sequence[str] = ()
     problems: Sequence[tuple[str, str]] = ()  # (where, reason)
     own: bool = False  # the name is the notebook's own, which the student may have chosen
+    sender: Sender | None = None  # where a platform wrote the name
 
 
 def hand_ins(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
-    """All that lies at a path. names: of the exercises."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        whole = Path(os.path.realpath(path))  # ".." is nobody's name
+    """Everything at a path, by student. names: of the exercises. "" names no student."""
+    by_sender: dict[tuple[str, str], list[HandIn]] = {}
+    for one in _as_it_lies(path, names, stack):
+        if sender := platforms.sender(one.name):
+            by_sender.setdefault((sender.platform, sender.id), []).append(_sent(one, sender))
+        else:
+            yield one
+    for sent in by_sender.values():
+        yield _together(sent)
+
+
+def _sent(one: HandIn, sender: Sender) -> HandIn:
+    """A hand-in of a sender, with what the platform's name says about its files."""
+    files = [replace(file, late=sender.late, order=sender.order) for file in one.files]
+    place = f"{sender.platform} {sender.id}"
+    return replace(one, name=sender.name, place=place, files=files, own=False, sender=sender)
+
+
+def _together(sent: Sequence[HandIn]) -> HandIn:
+    """What one student sent, in one hand-in: notes beside a notebook are no problem."""
+    files = [file for one in sent for file in one.files]
+    problems = [problem for one in sent for problem in one.problems]
+    others = [other for one in sent for other in one.others]
+    if files:
+        problems = [problem for problem in problems if problem[1] != NO_FILE]
+    return replace(sent[0], files=files, problems=problems, others=others)
+
+
+def _as_it_lies(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
+    """Everything at a path, by the folders and files that it lies in."""
+    if os.path.islink(path):
+        where = in_path(path.name)
+        yield HandIn("", str(path), where, problems=[(where, LINK)])
+        return
+    if os.path.isdir(path):
+        whole = Path(os.path.realpath(path))  # ".." is not a name
         yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
         return
     whole = Path(os.path.realpath(path.parent), path.name)
@@ -85,11 +123,15 @@ def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[Hand
     """A class or one student: each thing in the innermost folder that says nothing of a student."""
     folder, contents = top, within(top)
     while (inner := _only(contents, names)) is not None:
+        if platforms.sender(inner.name):
+            break
         of_a_zip = isinstance(folder, InZip) and not contents.files  # whose name is the student's
         if not of_a_zip and not _holds_a_class(inner, names):
             break
-        if contents.files or contents.problems:
+        if contents.files:
             yield _rest(folder, top, contents.files, [], contents.problems)
+        elif contents.problems:
+            yield HandIn("", folder.path, folder.where, problems=contents.problems)
         folder, contents = inner, within(inner)
     own_files = [one for one in contents.files if not one.zipped and is_exercise(one.stem, names)]
     students_files = [one for one in contents.files if one not in own_files]
@@ -97,8 +139,12 @@ def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[Hand
     a_class = bool(
         students_files or any(one.files for one in found.values()) or (found and not own_files)
     )
-    if own_files or contents.problems or not a_class:
-        yield _rest(folder, top, own_files, () if a_class else contents.others, contents.problems)
+    problems = contents.problems
+    if a_class and not own_files and problems:
+        yield HandIn("", folder.path, folder.where, problems=problems)
+        problems = []
+    if own_files or problems or not a_class:
+        yield _rest(folder, top, own_files, () if a_class else contents.others, problems)
     if not a_class:
         return
     for one in students_files:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpz_lite.course.grader.nbval import summed
-from ddpz_lite.course.grader.report import MISSING, UNLISTED, Box, Chapter, Report, chapters
+from ddpz_lite.course.grader.report import (
+    MISSING,
+    NO_STUDENT,
+    UNLISTED,
+    Box,
+    Chapter,
+    Report,
+    chapters,
+)
 from ddpz_lite.course.grader.text import in_html, in_markdown
 
 MARKS = {"pass": "✓", "fail": "✗", "not judged": "–"}
@@ -119,9 +127,9 @@ def summary(report: Report) -> str:
         "|---|---|---:|---|",
         *_rows(report),
     ]
-    lost = [(one.student, f"{one.where}: {one.reason}") for one in report.lost]
-    warnings = [(grade.student, text) for grade in report.grades for text in grade.warnings]
-    look = [*warnings, *((name, UNLISTED) for name in report.unlisted)]
+    lost = [(one.student or NO_STUDENT, f"{one.where}: {one.reason}") for one in report.lost]
+    texts = [(g.student, text) for g in report.grades for text in (*g.warnings, *g.notes)]
+    look = [*texts, *((name, UNLISTED) for name in report.unlisted), *report.look]
     missing = [(name, MISSING) for name in report.missing]
     for head, found in (("Not graded", lost), ("Missing", missing), ("To look at", look)):
         if found:

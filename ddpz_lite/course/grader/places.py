@@ -20,7 +20,7 @@ FILES = 10_000  # of one student, folders counted too; what lies deeper is not l
 MAX_NOTEBOOKS = 200  # notebooks of one student
 DEPTH = 8  # folders within folders
 LINK = "it is a link; hand in the file itself"
-ODD = "it is no file but a pipe, a socket or a device; hand in the notebook itself"
+ODD = "it is not a file but a pipe, a socket or a device; hand in the notebook itself"
 TOO_MANY = (
     f"it holds more than {FILES} files, and the rest was not looked at; hand in notebooks alone"
 )
@@ -45,6 +45,8 @@ class NotebookFile:
     where: str  # what the teacher finds it by
     load: Callable[[], bytes]  # raises NotTaken
     zipped: bool = False
+    late: bool = False  # by the platform's word
+    order: tuple[int, ...] = ()  # of attempts, as the platform counts them
 
 
 @dataclass

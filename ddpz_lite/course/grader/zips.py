@@ -1,4 +1,7 @@
-"""Zips as folders: members are read in memory, within limits, and nothing is unpacked to disk."""
+"""Zips as folders: members are read in memory, within limits, and nothing is unpacked to disk.
+
+Some programs on Windows write `\\` between folders; it is read as `/`.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,7 @@ def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
     top = InZip(whole.stem, whole.path, whole.where)
     folders, seen = {(): top}, set()
     for member in sorted(members, key=lambda member: member.filename):
+        member.filename = member.filename.replace("\\", "/")
         parts = PurePosixPath(member.filename).parts
         problem = _unsafe(member, parts)
         if not problem and _junk(parts, member.is_dir()):
@@ -136,8 +140,8 @@ def _unsafe(member: zipfile.ZipInfo, parts: tuple[str, ...]) -> str | None:
         return "its name in the zip holds a NUL; zip it again"
     if not name:
         return "it has no name in the zip; zip it again"
-    if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
-        return "its name in the zip is an absolute path or one of another system"
+    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
+        return "its name in the zip is an absolute path"
     if ".." in parts:
         return "its name in the zip leads out of the zip (..)"
     return None

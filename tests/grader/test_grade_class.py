@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpz_lite.course.check.task import tasks
-from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, people, roster
+from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, people, places, roster
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.report import Report
 from ddpz_lite.course.grader.submission import NotGraded, Submission
@@ -334,6 +334,55 @@ def test_what_happens_often_is_one_line_with_a_count(take, put, notebook, tmp_pa
     assert others.startswith(f"class/ada/{ONE}.ipynb counts (it has the most answers); ")
     assert others.endswith(" and 47 more were handed in too")
     assert bob.warnings == ()
+
+
+def test_a_stub_below_a_solved_cell_does_not_count(take, put, notebook):
+    tree, empty = json.loads(notebook(ONE, number=4)), json.loads(notebook(ONE, answered=()))
+    (stub,) = (cell for cell in empty["cells"] if cell["id"] == "state_bytes-answer")
+    put(f"ada/{ONE}.ipynb", json.dumps(tree | {"cells": [*tree["cells"], stub]}))
+    (one,) = take("ada")
+    assert dict(one.answers)["state_bytes-answer"] == ANSWER.format(number=4)
+    assert "is there 2 times; the last one that is not a stub counts" in one.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["{}", "lovelaceada_LATE_4711_90001_{}-1", "my work"])
+def test_a_lesson_handed_in_for_its_exercise_is_told_so(take, put, root, name):
+    lesson = (root / "lessons" / f"{ONE}.ipynb").read_text(encoding="utf-8")
+    put(f"class/{name.format(ONE)}.ipynb", lesson)
+    put("class/zoe/x.ipynb.txt")
+    (reason,) = (reason for name, (_, reason) in lines(take("class")).items() if name != "zoe")
+    told = f"this is lesson 01; hand in my/exercises/{ONE}.ipynb"
+    unknown = "this is a lesson; hand in the exercise, a notebook of my/exercises/"
+    assert reason == (told if "{}" in name else unknown)
+
+
+def test_a_zip_with_backslashes_has_folders(take, notebook, tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for name in ("ada", "bob"):
+            archive.writestr(zipfile.ZipInfo(f"week\\{name}\\{ONE}.ipynb"), notebook(ONE))
+        archive.writestr(zipfile.ZipInfo("..\\..\\evil.ipynb"), notebook(ONE))
+        archive.writestr(zipfile.ZipInfo("C:\\evil.ipynb"), notebook(ONE))
+    taken = take("class.zip")
+    assert found(taken) == [("ada", "01", 3), ("bob", "01", 3)]
+    reasons = {one.reason for one in taken if isinstance(one, NotGraded)}
+    assert reasons == {
+        "its name in the zip leads out of the zip (..)",
+        "its name in the zip is an absolute path",
+    }
+
+
+def test_a_link_at_the_top_is_no_student(take, put, notebook, tmp_path, known):
+    for name in ("ada", "bob"):
+        put(f"class/{name}/{ONE}.ipynb", notebook(ONE))
+    (tmp_path / "class/latest").symlink_to(tmp_path / "class/ada")
+    (tmp_path / "all").symlink_to(tmp_path / "class")
+    taken = take("class")
+    assert found(taken) == [("ada", "01", 3), ("bob", "01", 3)]
+    assert lines(taken) == {"": ("class/latest", places.LINK)}
+    assert lines(take("all")) == {"": ("all", places.LINK)}
+    report = Report([], [NotGraded("", "class/latest", places.LINK)], known, TERMS)
+    assert formats.gradebook(report).count("\n") == 1 and report.students == {}
+    assert "- no student: class/latest\\: it is a link" in pages.summary(report)
 
 
 # ---- names ----

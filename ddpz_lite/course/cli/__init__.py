@@ -181,7 +181,7 @@ def _exercise_commands(commands) -> None:
     check = _command(
         commands,
         "check",
-        "run an exercise from top to bottom and say what each task is worth",
+        "run an exercise from top to bottom and print what its checks say",
         "ddpz check 03",
     )
     check.add_argument("lesson", type=lesson_number, help="its number, as 03, or its notebook")

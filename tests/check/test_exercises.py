@@ -565,7 +565,7 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     mark.points, mark.out_of, mark.tries, mark.hints = 3, 5, 2, 1
     progress.save()
     assert main(["progress"]) == 0
-    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines() if row}
     assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
     assert rows["sum"].split()[2:4] == ["3", "of"]
     assert rows["0"].startswith("0 of ")

@@ -1,4 +1,8 @@
-"""Reports for people: a student's page, as HTML and as Markdown, and the teacher's summary."""
+"""Reports for people: a student's page, as HTML and as Markdown, and the teacher's summary.
+
+Plain Python and no template engine: nearly every word goes through the escapes of `text`, which a
+template would have to name at each place too.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +106,8 @@ def _md_box(box: Box) -> Iterator[str]:
     if box.sentence:
         yield f"{in_markdown(box.sentence)}\n"
     for item in box.items:
-        yield f"- {MARKS[item.mark]} {in_markdown(item.text)}"
+        line_break = "\\" if item.says else ""
+        yield f"- {MARKS[item.mark]} {in_markdown(item.text)}{line_break}"
         if item.says:
             yield f"  {in_markdown(item.says)}"
     yield ""

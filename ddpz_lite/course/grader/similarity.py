@@ -6,6 +6,9 @@ that an answer defines replaced by their order of appearance and without docstri
 layout, so renaming and moving lines changes little. Short answers to one question are alike without
 copying, so each number stands next to the usual one for its task. Copies of the official solution
 are listed separately.
+
+Not compare50: it compares folders of files, and here the unit is one answer cell per task, next to
+the usual similarity of that task.
 """
 
 from __future__ import annotations

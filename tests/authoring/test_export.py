@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddpz_lite.course.check import notebooks
-from ddpz_lite.course.cli import export, main
+from ddpz_lite.course.cli import export, grade, main, shared
 
 pytestmark = pytest.mark.rest
 
@@ -148,8 +150,36 @@ def test_a_check_finds_an_exercise_there(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DDPZ_HOME", str(tmp_path))
     assert main(["check", "08"]) == 1
     said = capsys.readouterr().out
-    assert re.search(r"^08\.smallest_world +0 of +\d  not attempted$", said, re.M), said
-    assert re.search(r"^sum +0 of +9$", said, re.M), said
+    assert re.search(r"^08\.smallest_world   0 of \d points\n  08.* is not solved yet", said, re.M)
+    assert re.search(r"^0 of 9 points; 0 of 2 tasks solved$", said, re.M), said
+
+
+def test_with_ci_it_has_the_workflows_and_grades_without_solutions(
+    tmp_path, monkeypatch, capsys, root
+):
+    out = tmp_path / "ours"
+    assert main(["export", str(out), "--lessons", "08", "--ci", "uni/our-course"]) == 0
+    workflows = out / ".github/workflows"
+    text = (root / ".github/workflows/grade.yml").read_bytes()
+    assert (workflows / "grade.yml").read_bytes() == text
+    text = (workflows / "feedback.yml").read_text()
+    caller = yaml.safe_load(text.replace("\non:", '\n"on":'))
+    (job,) = caller["jobs"].values()
+    assert job["uses"] == "uni/our-course/.github/workflows/grade.yml@main"
+    assert job["with"] == {"course": "uni/our-course", "fail-under": "100%"}
+    assert job["if"] == "github.repository != 'uni/our-course'", "not in the template itself"
+    assert caller["permissions"] == {"contents": "read"} and "@" not in text.replace("@main", "")
+    assert "COURSE_TOKEN" in text and "holds\n# solutions" in text
+    # The grader of the copy works with the exercises as handed out.
+    monkeypatch.chdir(out)
+    monkeypatch.setattr(shared, "CHECKOUT", out)
+    (copied,) = grade._exercises().values()
+    monkeypatch.chdir(root)
+    master = grade._exercises()["08"]
+    assert copied == replace(master, solutions={}, notebook=copied.notebook)
+    assert repr(copied) == repr(master), "the checker's version is the same"
+    assert main(["export", str(tmp_path / "x"), "--ci", "our-course"]) == 2
+    assert "--ci takes OWNER/COURSE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

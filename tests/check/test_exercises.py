@@ -20,6 +20,7 @@ import pytest
 import small_course
 from answers import trying
 
+import ddpz_lite
 from ddpz_lite.course import interactive as attended
 from ddpz_lite.course.authoring import missing as authoring
 from ddpz_lite.course.authoring import rules
@@ -31,7 +32,7 @@ from ddpz_lite.course.check.run import draw, judge_all, observe
 from ddpz_lite.course.check.score import Finding, Verdict, score
 from ddpz_lite.course.check.task import find, tasks
 from ddpz_lite.course.cli import check as command_check
-from ddpz_lite.course.cli import main
+from ddpz_lite.course.cli import main, shared
 
 command = importlib.import_module("ddpz_lite.course.check.cell")  # `check` is the function, too
 # `make test` tries all answers to the tasks of these lessons: collectives, the lesson whose answers
@@ -484,51 +485,53 @@ def test_a_folder_without_masters_is_said(tmp_path, monkeypatch, capsys):
 # ---- ddpz check ----
 
 
-RAN = (  # (what the check cell printed, the error in it, the error in the answer cell), the line
-    (("03.weighted_mean   5 of 5 points\n  pass  x\n", None, None), " 5 of  5  solved"),
+FRAME = (
+    "----> 1 x\nFile ~/a.py:9\n\x1b[36mCell\x1b[39m\x1b[36m \x1b[39m\x1b[32mIn[7]\x1b[39m, line 1"
+)
+OUTSIDE = (
+    "03.weighted_mean   3 of 5 points\n  FAIL  calls:\n        two\n        hint: check.hint()"
+)
+RAN = (  # (what the check cell printed, the error in it, the error in the answer cell), the text
+    (("03.weighted_mean   5 of 5 points\n  pass  x\n", None, None), None),
+    ((f"{OUTSIDE}\n", "CheckFailed: 3 of 5", None), OUTSIDE),
+    (("", "NotAttempted: not solved", None), "not solved"),
     (
-        ("03.weighted_mean   3 of 5 points\n  FAIL  calls:\n", "CheckFailed: 3 of 5", None),
-        " 3 of  5  not yet: calls",
+        ("", "NameError: no x", "SyntaxError: bad (123.py, line 1)\nline 3"),
+        "cell 7, line 1: SyntaxError: bad",
     ),
-    (("", "NotAttempted: not solved", None), " 0 of  5  not attempted"),
-    (("", "NameError: no x", "SyntaxError: bad\nline 3"), " 0 of  5  SyntaxError: bad"),
-    (("", "KeyboardInterrupt: ", None), " 0 of  5  stopped: it did not end in time"),
-    (("", None, None), " 0 of  5  the kernel died"),
-    (("03.forged   5 of 5 points\n", None, None), " 0 of  5  the kernel died"),
+    (("", "KeyboardInterrupt: ", None), "cell 7 was stopped: it did not end in time"),
+    (("", None, None), "the kernel died"),
+    (("03.forged   5 of 5 points\n", None, None), "the kernel died"),
 )
 
 
-@pytest.mark.parametrize(("ran", "line"), RAN)
-def test_the_line_of_a_task_says_what_became_of_it(ran, line):
+@pytest.mark.parametrize(("ran", "text"), RAN)
+def test_a_task_s_result_is_what_its_check_printed_or_what_stopped_it(ran, text):
     printed, failed, spoilt = ran
     notebook = small_course.master()
     answer, judged = notebook.cells[3:]
     if printed:
         judged.outputs.append(nbformat.v4.new_output("stream", name="stdout", text=printed))
     for cell, error in ((judged, failed), (answer, spoilt)):
+        cell.execution_count = 7
         if error:
             name, value = error.split(": ", 1)
-            cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=value))
-    task = find("03.weighted_mean")
-    lines = command_check.table([command_check._line(task, notebook, "the kernel died")])
-    assert lines.splitlines()[0] == f"03.weighted_mean  {line}"
-    assert ("a hint" in lines) == ("solved" not in line)
+            about = {"ename": name, "evalue": value, "traceback": FRAME.splitlines()}
+            cell.outputs.append(nbformat.v4.new_output("error", **about))
+    one = command_check._result(find("03.weighted_mean"), notebook, "the kernel died")
+    if text is None or text == OUTSIDE:
+        assert one.text == printed.strip() and one.points == int(printed.split()[1])
+    else:
+        assert (one.text, one.points) == (f"03.weighted_mean   0 of 5 points\n  {text}", 0)
+    report = command_check.report([one])
+    assert report.startswith(one.text) and f"{one.points} of 5 points; " in report
 
 
-def test_the_table_in_a_terminal_has_colour():
-    task = find("03.weighted_mean")
-    lines = [command_check.Line(task, 5, "solved"), command_check.Line(task, 1, "not yet: both")]
-    text = command_check.table(lines)
-    shown = command_check.coloured(text)
-    assert command_check.ANSI.sub("", shown) == text
-    assert "\x1b[1;32msolved\x1b[0m\n" in shown and "\x1b[1;31mnot yet\x1b[0m: both" in shown
-
-
-def test_a_notebook_without_its_check_cell_is_told_so():
+def test_a_notebook_without_its_check_cell_is_reported():
     notebook = small_course.master()
     notebook.cells.pop()
-    line = command_check._line(find("03.weighted_mean"), notebook, "")
-    assert line.points == 0 and "its check cell is missing" in line.says
+    one = command_check._result(find("03.weighted_mean"), notebook, "")
+    assert one.points == 0 and "Its check cell is missing. Fix: " in one.text
 
 
 @pytest.mark.parametrize(
@@ -556,20 +559,38 @@ def test_check_runs_the_notebook_and_goes_on_after_a_cell(first, monkeypatch, tm
     monkeypatch.setattr(command_check, "tasks", lambda lesson: [find("03.weighted_mean")])
     path = tmp_path / "03_mine.ipynb"
     solved = small_course.master()
+    solved.cells[3].source = small_course.SOLVED
     solved.cells.insert(1, nbformat.v4.new_code_cell(first))
     nbformat.write(solved, path)
     before = path.read_bytes()
     limit = "30" if "while" in first else "300"
     words = ["check", "03", "--dir", str(tmp_path), "--timeout", limit]
     assert main(words) == 0
-    assert capsys.readouterr().out == (
-        "03.weighted_mean   5 of  5  solved\nsum                5 of  5\n"
-    )
+    praise = notebooks.praise(find("03.weighted_mean"))
+    assert capsys.readouterr().out == f"{praise}\n5 of 5 points; 1 of 1 tasks solved\n"
     assert path.read_bytes() == before
     assert Progress.load().of("03.weighted_mean").points == 5
 
 
+@pytest.mark.slow
+def test_a_copy_of_the_solution_is_no_progress_of_the_learner(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command_check, "tasks", lambda lesson: [find("03.weighted_mean")])
+    nbformat.write(small_course.master(), tmp_path / "03_mine.ipynb")
+    assert main(["check", "03", "--dir", str(tmp_path)]) == 0
+    assert "5 of 5 points" in capsys.readouterr().out
+    assert Progress.load().marks == {}
+
+
 # ---- ddpz progress ----
+
+
+def test_progress_says_where_it_is_kept_and_for_which_course(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DDPZ_HOME", str(tmp_path / "kept"))
+    assert main(["progress"]) == 0
+    course, kept = capsys.readouterr().out.splitlines()[-2:]
+    assert course == f"course: ddpz-lite {ddpz_lite.__version__} in {shared.CHECKOUT}"
+    assert kept.startswith("kept in ~/kept/progress.json, ")
 
 
 def test_progress_is_friendly_when_nothing_is_solved(capsys):
@@ -583,7 +604,7 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     mark.points, mark.out_of, mark.tries, mark.hints = 3, 5, 2, 1
     progress.save()
     assert main(["progress"]) == 0
-    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines() if row}
     assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
     assert rows["sum"].split()[2:4] == ["3", "of"]
     assert rows["0"].startswith("0 of ")

@@ -24,7 +24,7 @@ from ddpz_lite.course.check.score import score
 from ddpz_lite.course.check.task import Observed, find
 from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
-from ddpz_lite.course.grader import Grounds, Limits, observe_in_sandbox, probe
+from ddpz_lite.course.grader import Limits, SandboxPool, observe_in_sandbox, probe
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -44,8 +44,8 @@ LIMITS = Limits(memory=512 << 20, calls=500, waiting=64 << 20, cell=30.0)
 
 
 @pytest.fixture(scope="module")
-def grounds():
-    with Grounds():
+def pool():
+    with SandboxPool():
         observe("weighted_mean = right", [], False, PATIENT)  # the fork server is there
         yield
 
@@ -108,7 +108,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("attack", "shut_in"), RUNS)
-def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, grounds, canaries):
+def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, pool, canaries):
     before, fds, files = family(), descriptors(), written()
     timeout = HASTY if "timeout" in attack.statuses else PATIENT
     seen = observe(attack.source, canaries, shut_in, timeout)
@@ -134,7 +134,7 @@ def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, grounds, canarie
         for number, honest in enumerate(HONEST)
     ],
 )
-def test_an_honest_answer_keeps_its_points(name, source, shut_in, grounds, canaries):
+def test_an_honest_answer_keeps_its_points(name, source, shut_in, pool, canaries):
     seen = observe(source, canaries, shut_in, PATIENT)
     assert judged(seen) == ("ok", 5), seen
 
@@ -155,7 +155,7 @@ IN_CLASS = {attack.number: attack for attack in ATTACKS if attack.number not in 
 def hostile_class(tmp_path, monkeypatch):
     """A class of attackers with an honest student at each end and one in the middle."""
     monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
-    monkeypatch.setattr(command, "Limits", lambda patience: LIMITS)
+    monkeypatch.setattr(command, "Limits", lambda timeout_factor: LIMITS)
     (tmp_path / "solutions").mkdir()
     nbformat.write(small_course.master(), tmp_path / "solutions" / f"{small_course.NAME}.ipynb")
     place = tmp_path / "class"

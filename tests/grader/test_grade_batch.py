@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import nbformat
@@ -458,9 +459,9 @@ def test_a_renamed_copy_is_alike_and_another_way_is_not(exercise):
     other = "def weighted_mean(gradients, samples):\n" + "".join(
         f"    gradients[{i}].mul_(samples + {i}).add_(torch.ones({i}))\n" for i in range(8)
     )
-    found, common = similarity.pairs(
+    found = similarity.find(
         [
-            handed_in(small_course.ANSWER, "ada"),
+            handed_in(small_course.ANSWER.replace("parts", "many"), "ada"),
             handed_in(RENAMED, "bob"),
             handed_in(other, "cem"),
             handed_in("x = 1", "dan"),
@@ -468,12 +469,31 @@ def test_a_renamed_copy_is_alike_and_another_way_is_not(exercise):
         ],
         {"03": exercise},
     )
-    assert [(pair.first, pair.second) for pair in found] == [("ada", "bob")]
-    assert found[0].alike > 0.95 > found[0].usual
-    assert common == {}
-    text = similarity.report(found, common, TERMS)
+    (pair,) = found.pairs
+    assert (pair.first, pair.second) == ("ada", "bob")
+    assert pair.alike > 0.95 > pair.usual
+    assert found.common == {} and (found.short, found.answers) == (1, 4)
+    text = similarity.report(found, TERMS)
     assert "not a verdict" in text and "| ada | bob |" in text and "0\\.1\\.0\\+test" in text
-    assert "No pair of answers stands out" in similarity.report([], {}, TERMS)
+    assert "1 of 4 answers were too short to compare" in text
+    assert "No pair stands out" in similarity.report(similarity.Similarity(), TERMS)
+
+
+def test_equal_answers_are_listed_however_short_and_the_official_one_apart(exercise):
+    shorter = "def weighted_mean(gradients, samples):\n    return  None # mine"
+    same = "def weighted_mean( gradients,samples ):\n\n    return None"
+    stub = exercise.cells[1][1]
+    official = small_course.SOLVED.replace("samples = ", "samples  =  ") + "  # my own"
+    handed = {"ada": shorter, "bob": same, "cem": official, "dan": stub, "eve": stub, "fay": "x="}
+    submissions = [replace(handed_in(text, name), sha256=name) for name, text in handed.items()]
+    submissions += [replace(submissions[0], student="ida")]
+    found = similarity.find(submissions, {"03": exercise})
+    assert [(g.about, g.students) for g in found.sources] == [(TASK.id, ("ada", "bob", "ida"))]
+    assert [(g.about, g.students) for g in found.official] == [(TASK.id, ("cem",))]
+    assert [(g.about, g.students) for g in found.files] == [("03", ("ada", "ida"))], "not the stubs"
+    text = similarity.report(found, TERMS)
+    head = text.index("Copies of the official solution")
+    assert text.index("ada, bob, ida") < head < text.index("cem")
 
 
 def test_how_alike_two_are_is_what_they_share_of_all_they_have(monkeypatch):
@@ -485,13 +505,16 @@ def test_how_alike_two_are_is_what_they_share_of_all_they_have(monkeypatch):
 
 
 def test_where_all_answers_are_alike_the_task_is_named_and_nobody_listed(exercise):
-    same = [handed_in(small_course.ANSWER, name) for name in ("ada", "bob", "cem")]
-    found, common = similarity.pairs(same, {"03": exercise})
-    assert found == [] and common == {TASK.id: 1.0}
-    text = similarity.report(found, common, TERMS).replace("\\", "")
-    assert "03.weighted_mean: most answers of the class are alike (usually 100%)" in text
-    two, _ = similarity.pairs(same[:2], {"03": exercise})
-    assert len(two) == 1, "two students alone are a pair"
+    same = [
+        handed_in(small_course.ANSWER.replace("buffer", f"buffer_{name}"), name)
+        for name in ("ada", "bob", "cem")
+    ]
+    found = similarity.find(same, {"03": exercise})
+    assert found.pairs == [] and found.common == {TASK.id: 1.0}
+    text = similarity.report(found, TERMS).replace("\\", "")
+    assert "03.weighted_mean: most answers are alike (usually 100%)" in text
+    two = similarity.find(same[:2], {"03": exercise})
+    assert len(two.pairs) == 1, "two students alone are a pair"
 
 
 def test_a_rank_s_long_inputs_come_from_a_generator_of_their_own():

@@ -24,11 +24,11 @@ from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.run import draw
 from ddpz_lite.course.check.score import score
 from ddpz_lite.course.check.task import Observed, find
-from ddpz_lite.course.grader import Grounds, Limits, NoRanks, observe_in_sandbox, probe
+from ddpz_lite.course.grader import Limits, NoRanks, SandboxPool, observe_in_sandbox, probe
 from ddpz_lite.course.grader.arena import broker, observe
-from ddpz_lite.course.grader.sandbox import frames, leash
+from ddpz_lite.course.grader.sandbox import frames, handle
 from ddpz_lite.course.grader.sandbox.frames import frame
-from ddpz_lite.course.grader.sandbox.leash import Leash
+from ddpz_lite.course.grader.sandbox.handle import SandboxHandle
 from ddpz_lite.wire import Network, Record, Span
 
 pytestmark = pytest.mark.rest
@@ -38,8 +38,8 @@ TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def grounds():
-    with Grounds():
+def pool():
+    with SandboxPool():
         yield
 
 
@@ -221,7 +221,7 @@ def test_every_solution_has_all_points(path):
             before.append((cell.id, cell.source))
         if notebooks.role(cell) == "answer":
             task = find(notebooks.of(cell))
-            limits = Limits(patience=5.0)
+            limits = Limits(timeout_factor=5.0)
             verdict = score(task, observe_in_sandbox(task, before, draw(task), limits, SANDBOXED))
             assert verdict.points == verdict.out_of, verdict
 
@@ -500,7 +500,7 @@ def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
     """And what is not runs beside others."""
     running, seen, met = [], [], threading.Barrier(3)
 
-    def run_case(grounds, task, cells, case, limits, sandboxed):
+    def run_case(pool, task, cells, case, limits, sandboxed):
         running.append(case.says)
         if case.says == "meets":
             met.wait(20)
@@ -519,7 +519,7 @@ def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
     monkeypatch.setattr(observe, "run_case", run_case)
     first, fast = (replace(case(1), says=says) for says in ("meets", "fast"))
     slow = replace(case(1, network=SLOW), says="slow")
-    with Grounds(), ThreadPoolExecutor(6) as pool:
+    with SandboxPool(), ThreadPoolExecutor(6) as pool:
         runs = [pool.submit(observe_in_sandbox, TASK, [], [first]) for _ in range(2)]
         met.wait(20)  # both are there
         runs += [pool.submit(observe_in_sandbox, TASK, [], [one]) for one in (fast, slow) * 4]
@@ -533,7 +533,7 @@ def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
 def test_ranks_that_cannot_start_are_not_the_answers_fault(monkeypatch):
     real = frames.order
     monkeypatch.setattr(frames, "order", lambda *told: real(*told[:-1], "/nowhere"))
-    with pytest.raises(NoRanks, match=r"could not be shut in: .*nowhere"):
+    with pytest.raises(NoRanks, match=r"could not start a rank's sandbox: .*nowhere"):
         by_broker("", case(1), sandboxed=False)
 
 
@@ -583,7 +583,7 @@ def odd_heads(seed: int) -> list[dict]:
     "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.extra) for seed in range(40, 300))]
 )
 def test_no_frame_stops_the_broker(seed, monkeypatch):
-    monkeypatch.setattr(leash, "LEAVE", 0.0)
+    monkeypatch.setattr(handle, "LEAVE", 0.0)
     pairs = [[socket.socketpair() for _ in range(3)] for _ in range(2)]
     for (line, _, _), heads in zip(pairs, (odd_heads(seed), odd_heads(seed + 1000)), strict=True):
         line[1].sendall(frame({"kind": "ready"}))
@@ -591,7 +591,7 @@ def test_no_frame_stops_the_broker(seed, monkeypatch):
             size = random.Random(seed).choice((0, 4))
             line[1].sendall(frame(head, size) + bytes(size))
     case_of = broker.Broker(
-        [Leash(*(pair[0] for pair in rank)) for rank in pairs],
+        [SandboxHandle(*(pair[0] for pair in rank)) for rank in pairs],
         [({"kind": "orders"}, b"")] * 2,
         timeout=0.05,
         limits=Limits(),
@@ -606,16 +606,16 @@ def test_no_frame_stops_the_broker(seed, monkeypatch):
             theirs.close()
 
 
-def test_a_keeper_that_is_slow_to_bury_its_rank_is_ended(monkeypatch):
-    monkeypatch.setattr(leash, "LEAVE", 0.0)
+def test_a_supervisor_that_is_slow_to_reap_its_rank_is_killed(monkeypatch):
+    monkeypatch.setattr(handle, "LEAVE", 0.0)
     rank = subprocess.Popen([sys.executable, "-c", ""])
     rank.wait()  # buried
-    keeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     pairs = [socket.socketpair() for _ in range(3)]
-    held = Leash(*(ours for ours, _ in pairs))
-    held.pid, held.keeper = rank.pid, keeper.pid
-    leash.let_go([held])
-    assert keeper.wait(20) == -signal.SIGKILL
+    held = SandboxHandle(*(ours for ours, _ in pairs))
+    held.pid, held.supervisor = rank.pid, supervisor.pid
+    handle.release([held])
+    assert supervisor.wait(20) == -signal.SIGKILL
     for _, theirs in pairs:
         theirs.close()
 
@@ -642,7 +642,7 @@ def send_and_never_read(sock: socket.socket, rank: int, op: str) -> None:
 @pytest.mark.parametrize("network", [None, Network(1.0, 1e6)])
 @pytest.mark.parametrize("op", ["all_gather", "send"])
 def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkeypatch):
-    monkeypatch.setattr(leash, "LEAVE", 0.0)
+    monkeypatch.setattr(handle, "LEAVE", 0.0)
     pairs = [[socket.socketpair() for _ in range(3)] for _ in range(4)]
     threads = [
         threading.Thread(target=send_and_never_read, args=(pairs[rank][0][1], rank, op))
@@ -651,7 +651,7 @@ def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkey
     for thread in threads:
         thread.start()
     case_of = broker.Broker(
-        [Leash(*(pair[0] for pair in rank)) for rank in pairs],
+        [SandboxHandle(*(pair[0] for pair in rank)) for rank in pairs],
         [({"kind": "orders"}, b"")] * 4,
         timeout=20,
         limits=Limits(waiting=16 * MIB, message=8 * MIB),
@@ -663,7 +663,7 @@ def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkey
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert ending.outcome == "refused"
-    words = "takes nothing of what is sent|has the most of more than 16777216 bytes under way"
+    words = "takes nothing of what is sent|has the most of more than 16777216 bytes in flight"
     assert re.fullmatch(rf"rank \d ({words})", ending.sentence)
     # what is under way, a frame of each rank on its way in, and one of each on its way out
     assert peak < (16 + 4 * 4 + 4 * 4 + 8) * MIB

@@ -12,7 +12,7 @@ from attacks.student import CHEATS
 
 from ddpz_lite.course.check.score import Verdict, score
 from ddpz_lite.course.check.task import find
-from ddpz_lite.course.grader import Grounds, Limits, observe_in_sandbox, probe
+from ddpz_lite.course.grader import Limits, SandboxPool, observe_in_sandbox, probe
 from ddpz_lite.course.grader.exercise import Pristine, pristine
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
@@ -23,8 +23,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def grounds():
-    with Grounds():
+def pool():
+    with SandboxPool():
         yield
 
 
@@ -41,12 +41,12 @@ def verdict(task_id: str, source: str) -> Verdict:
     given = [(name, text) for name, text, of in exercise.cells if of is None]
     name = next(name for name, of in exercise.answers.items() if of == task_id)
     cases = task.cases(torch.Generator().manual_seed(5))
-    seen = observe_in_sandbox(task, [*given, (name, source)], cases, Limits(patience=3))
+    seen = observe_in_sandbox(task, [*given, (name, source)], cases, Limits(timeout_factor=3))
     return score(task, seen)
 
 
 def by_name():
-    """One cheat of each lesson for `make test`; the others try the same walls in other words."""
+    """One cheat of each lesson for `make test`; the others try the same in other words."""
     tried = set()
     for cheat in CHEATS:
         lesson = cheat.task.partition(".")[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpz_lite.course.check.task import tasks
-from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, roster
+from ddpz_lite.course.grader import exercise, formats, intake, owners, pages, people, places, roster
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.report import Report
 from ddpz_lite.course.grader.submission import NotGraded, Submission
@@ -145,8 +145,8 @@ def test_of_two_notebooks_the_one_with_more_answers_counts(take, put, notebook):
     (one,) = take("ada")
     assert one.where == f"ada/{ONE}.ipynb"
     assert one.warnings == (
-        f"ada/{ONE}_empty.ipynb, ada/{ONE}_half.ipynb were handed in too; this one counts, for it "
-        "has the most answers",
+        f"ada/{ONE}.ipynb counts (it has the most answers); ada/{ONE}_empty.ipynb, "
+        f"ada/{ONE}_half.ipynb were handed in too",
     )
 
 
@@ -327,11 +327,62 @@ def test_what_happens_often_is_one_line_with_a_count(take, put, notebook, tmp_pa
     ada, line, bob = take("class")
     assert line.where.endswith(" and 87 more") and "it is a link" in line.reason
     copies, others = ada.warnings
-    assert copies == "the cell state_bytes-answer is there 901 times; the last one counts"
-    assert others.endswith(
-        " and 47 more were handed in too; this one counts, for it has the most answers"
+    assert (
+        copies
+        == "the cell state_bytes-answer is there 901 times; the last one that is not a stub counts"
     )
+    assert others.startswith(f"class/ada/{ONE}.ipynb counts (it has the most answers); ")
+    assert others.endswith(" and 47 more were handed in too")
     assert bob.warnings == ()
+
+
+def test_a_stub_below_a_solved_cell_does_not_count(take, put, notebook):
+    tree, empty = json.loads(notebook(ONE, number=4)), json.loads(notebook(ONE, answered=()))
+    (stub,) = (cell for cell in empty["cells"] if cell["id"] == "state_bytes-answer")
+    put(f"ada/{ONE}.ipynb", json.dumps(tree | {"cells": [*tree["cells"], stub]}))
+    (one,) = take("ada")
+    assert dict(one.answers)["state_bytes-answer"] == ANSWER.format(number=4)
+    assert "is there 2 times; the last one that is not a stub counts" in one.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["{}", "lovelaceada_LATE_4711_90001_{}-1", "my work"])
+def test_a_lesson_handed_in_for_its_exercise_is_told_so(take, put, root, name):
+    lesson = (root / "lessons" / f"{ONE}.ipynb").read_text(encoding="utf-8")
+    put(f"class/{name.format(ONE)}.ipynb", lesson)
+    put("class/zoe/x.ipynb.txt")
+    (reason,) = (reason for name, (_, reason) in lines(take("class")).items() if name != "zoe")
+    told = f"this is lesson 01; hand in my/exercises/{ONE}.ipynb"
+    unknown = "this is a lesson; hand in the exercise, a notebook of my/exercises/"
+    assert reason == (told if "{}" in name else unknown)
+
+
+def test_a_zip_with_backslashes_has_folders(take, notebook, tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for name in ("ada", "bob"):
+            archive.writestr(zipfile.ZipInfo(f"week\\{name}\\{ONE}.ipynb"), notebook(ONE))
+        archive.writestr(zipfile.ZipInfo("..\\..\\evil.ipynb"), notebook(ONE))
+        archive.writestr(zipfile.ZipInfo("C:\\evil.ipynb"), notebook(ONE))
+    taken = take("class.zip")
+    assert found(taken) == [("ada", "01", 3), ("bob", "01", 3)]
+    reasons = {one.reason for one in taken if isinstance(one, NotGraded)}
+    assert reasons == {
+        "its name in the zip leads out of the zip (..)",
+        "its name in the zip is an absolute path",
+    }
+
+
+def test_a_link_at_the_top_is_no_student(take, put, notebook, tmp_path, known):
+    for name in ("ada", "bob"):
+        put(f"class/{name}/{ONE}.ipynb", notebook(ONE))
+    (tmp_path / "class/latest").symlink_to(tmp_path / "class/ada")
+    (tmp_path / "all").symlink_to(tmp_path / "class")
+    taken = take("class")
+    assert found(taken) == [("ada", "01", 3), ("bob", "01", 3)]
+    assert lines(taken) == {"": ("class/latest", places.LINK)}
+    assert lines(take("all")) == {"": ("all", places.LINK)}
+    report = Report([], [NotGraded("", "class/latest", places.LINK)], known, TERMS)
+    assert formats.gradebook(report).count("\n") == 1 and report.students == {}
+    assert "- no student: class/latest\\: it is a link" in pages.summary(report)
 
 
 # ---- names ----
@@ -406,24 +457,24 @@ def test_no_cell_is_a_formula_whatever_a_table_is_split_at(take, tmp_path, known
 )
 def test_a_roster_says_who_is_missing_and_who_is_not_in_it(put, text):
     names = roster.load(put("names.csv", text))
-    assert names == ["李小龙", "Ada Lovelace", "Ada", "bob"]
+    assert list(names.by_name) == ["李小龙", "Ada Lovelace", "Ada", "bob"]
     came = ["Ada Lovelace_123_assignsubmission_file", "BOB", "李小龙", "adam", "bob-2"]
-    assert roster.compare(names, came) == (["Ada"], ["adam", "bob-2"])
+    assert names.compare(came) == (["Ada"], ["adam", "bob-2"])
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "has no names; write one a line"),
+        ("", "has no names. Fix: write one name per line"),
         ("student\n", "has no names"),
-        ("ada\nbob\nADA\n", "has ada twice; make the names differ"),
-        (b"\xff\xfea", "is not text in UTF-8; save it as CSV UTF-8"),
+        ("ada\nbob\nADA\n", "has ada twice. Fix: make the names differ"),
+        (b"\xff\xfea", "is not UTF-8 text. Fix: save it as CSV UTF-8"),
         (None, "cannot be read (No such file"),
     ],
 )
 def test_a_roster_that_cannot_be_used_says_why(put, tmp_path, text, complaint):
     path = tmp_path / "names.csv" if text is None else put("names.csv", text)
-    with pytest.raises(roster.BadRoster) as error:
+    with pytest.raises(people.BadRoster) as error:
         roster.load(path)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 

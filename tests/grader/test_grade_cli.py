@@ -66,13 +66,19 @@ def test_a_class_without_a_bad_notebook_exits_with_0(class_of, no_ranks):
     assert main(["grade", class_of(bob=None)]) == 0
 
 
-def test_a_batch_keeps_its_seed_until_another_is_asked_for(class_of, no_ranks, course):
+def test_a_batch_keeps_its_seed_and_refuses_another(class_of, no_ranks, course, capsys):
     place = class_of(ada=SOLVED)
     seeds = []
-    for words in ([], [], ["--seed", "5"], []):
-        assert main(["grade", place, "--out", "out", *words]) == 0
+    for _ in range(2):
+        assert main(["grade", place, "--out", "out"]) == 0
         seeds.append(json.loads((course / "out/grades/batch.json").read_text())["seed"])
-    assert seeds[0] == seeds[1] and seeds[2:] == [5, 5]
+    assert seeds[0] == seeds[1]
+    assert main(["grade", place, "--out", "out", "--seed", str(seeds[0])]) == 0
+    capsys.readouterr()
+    before = (course / "out/gradebook.csv").read_bytes()
+    assert main(["grade", place, "--out", "out", "--seed", "5"]) == 2, "it would mix two seeds"
+    assert "was graded with another seed" in capsys.readouterr().err
+    assert (course / "out/gradebook.csv").read_bytes() == before
     for path in (course / "out" / "students").rglob("*.*"):
         assert str(seeds[0]) not in path.read_text() and "seed" not in path.read_text()
     main(["grade", place, "--out", "other"])
@@ -115,7 +121,7 @@ def test_a_name_that_two_have_is_in_the_summary(class_of, no_ranks, course):
     (course / "ada.ipynb").write_text(STUB)
     assert main(["grade", "ada.ipynb", "class", "--out", "out"]) == 0
     summary = (course / "out" / "summary.md").read_text().replace("\\", "")
-    said = "ada.ipynb: the name ada is another hand-in's too; this one is ada-2 here"
+    said = "ada.ipynb: another hand-in is called ada too, so this one is called ada-2"
     assert f"- ada-2: {said}" in summary
     assert list(rows(course / "out")) == ["ada", "ada-2"]
 
@@ -236,12 +242,13 @@ def test_who_is_missing_and_who_has_too_few_points(class_of, no_ranks, course, c
     assert main(words) == 0, "who is missing is named, and no fault of the grader"
     out = capsys.readouterr().out
     assert "Bob  handed in nothing" in out and "zoe  is not in the roster" in out
-    assert set(rows(course / "out")) == {"ada", "Bob", "zoe"}
+    assert set(rows(course / "out")) == {"Ada", "Bob", "zoe"}, "as the roster writes it"
+    assert rows(course / "out")["Ada"]["mail"] == "a@x", "the roster's columns are carried through"
     assert main([*words, "--fail-under", "0"]) == 0
     capsys.readouterr()
     assert main([*words, "--fail-under", "0.5"]) == 1
     out = capsys.readouterr().out
-    assert [f"{name}  0 points, fewer than 0.5" in out for name in ("ada", "Bob", "zoe")] == [
+    assert [f"{name}  0 points, fewer than 0.5" in out for name in ("Ada", "Bob", "zoe")] == [
         True
     ] * 3
 

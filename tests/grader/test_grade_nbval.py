@@ -21,14 +21,14 @@ from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.task import Observed, find
 from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
-from ddpz_lite.course.grader import Grounds, Limits, merge, nbval, probe
+from ddpz_lite.course.grader import Limits, SandboxPool, merge, nbval, probe
 from ddpz_lite.course.grader.batch import Terms
 from ddpz_lite.course.grader.exercise import pristine
-from ddpz_lite.course.grader.nbval import Cell, Said
+from ddpz_lite.course.grader.nbval import Cell, NbvalReport
 from ddpz_lite.course.grader.sandbox import limits, notebook_inside
 from ddpz_lite.course.grader.sandbox import notebook as notebook_run
 from ddpz_lite.course.grader.sandbox.frames import Refused, frame
-from ddpz_lite.course.grader.sandbox.leash import Leash
+from ddpz_lite.course.grader.sandbox.handle import SandboxHandle
 from ddpz_lite.course.grader.sandbox.limits import Probe
 from ddpz_lite.course.grader.sandbox.notebook import NoReport
 from ddpz_lite.course.grader.sandbox.syscalls import AF_NETLINK
@@ -152,7 +152,7 @@ def test_a_report_as_deep_as_it_may_be_long_is_read():
 def test_of_a_report_the_check_cells_are_kept(exercise, monkeypatch, raw, expected):
     monkeypatch.setattr(nbval, "run_notebook", lambda *_: raw)
     said = nbval.run(handed_in("x = 1"), exercise, TERMS, None, threading.Event())
-    assert said == Said("ab" * 32, TERMS.version, **expected)
+    assert said == NbvalReport("ab" * 32, TERMS.version, **expected)
 
 
 # ---- the command ----
@@ -166,12 +166,12 @@ def no_ranks(monkeypatch):
     def observe(task, cells, cases, limits, sandboxed):
         return [Observed(case, "raised", "rank 0 raised") for case in cases]
 
-    def run(submission, exercise, terms, grounds, stop):
+    def run(submission, exercise, terms, pool, stop):
         ran.append(submission.student)
         cells = (Cell("03.weighted_mean", "failed", "CheckFailed: <b>oh</b>"),)
         if submission.student == "bob":
-            return Said(submission.sha256, terms.version, trouble="it is no XML")
-        return Said(submission.sha256, terms.version, cells)
+            return NbvalReport(submission.sha256, terms.version, trouble="it is no XML")
+        return NbvalReport(submission.sha256, terms.version, cells)
 
     monkeypatch.setattr(command, "observe_in_sandbox", observe)
     monkeypatch.setattr(command, "probe", lambda: Probe(True))
@@ -230,19 +230,19 @@ def test_without_nbval_it_refuses(class_of, no_ranks, monkeypatch, course, capsy
 
 
 @pytest.fixture(scope="module")
-def grounds():
-    with Grounds() as made:
+def pool():
+    with SandboxPool() as made:
         by_broker("", case(1))  # the fork server is there before processes are counted
         yield made
 
 
 @pytest.fixture
-def run(exercise, grounds):
+def run(exercise, pool):
     """Run nbval on an answer; the one check cell's `Cell`, or why there is no report."""
 
     def run(source: str | None, stop: threading.Event | None = None) -> Cell | str:
         stop = stop or threading.Event()
-        said = nbval.run(handed_in(source), exercise, TERMS, grounds, stop)
+        said = nbval.run(handed_in(source), exercise, TERMS, pool, stop)
         return said.trouble or said.cells[0]
 
     return run
@@ -340,7 +340,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.extra  # the walls are those of a rank, and each ending is made below without a kernel
+@pytest.mark.extra  # the isolation is a rank's, and each ending is made below without a kernel
 @sandboxed
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_cell_changes_words_alone_and_leaves_nothing(name, run, monkeypatch):
@@ -401,8 +401,8 @@ def test_an_interrupt_ends_a_run_and_all_that_it_started(run, monkeypatch):
 @pytest.mark.extra  # three notebooks under nbval; what it sees and reaches is tested above by one
 @sandboxed
 def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
-    small = Limits(memory=512 << 20, cell=1.0, patience=3.0)
-    monkeypatch.setattr(command, "Limits", lambda patience: small)
+    small = Limits(memory=512 << 20, cell=1.0, timeout_factor=3.0)
+    monkeypatch.setattr(command, "Limits", lambda timeout_factor: small)
     place = class_of(
         ada=SOLVED,
         eve=HOSTILE["a forged report"][0] + "\ndef weighted_mean(gradients, samples): pass",
@@ -426,16 +426,16 @@ def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
 
 @pytest.fixture
 def held():
-    """A run that is held, and the other ends of its line, its leash and its output."""
+    """A run that is held, and the other ends of its line, its control socket and its output."""
     pairs = [socket.socketpair() for _ in range(3)]
-    held = Leash(*(ours for ours, _ in pairs))
+    held = SandboxHandle(*(ours for ours, _ in pairs))
     yield held, *(theirs for _, theirs in pairs)
     for pair in pairs:
         for sock in pair:
             sock.close()
 
 
-def awaited(held: Leash, stop: threading.Event | None = None) -> str:
+def awaited(held: SandboxHandle, stop: threading.Event | None = None) -> str:
     """Why there was no report."""
     with pytest.raises((NoReport, Refused)) as raised:
         notebook_run._await(held, stop or threading.Event())
@@ -453,7 +453,7 @@ def test_a_run_without_a_report_ends_in_time_with_the_reason(held, monkeypatch):
 
 def test_a_run_that_holds_too_much_is_ended(held, monkeypatch):
     held, _, control, _ = held
-    control.sendall(b'{"pid": 1, "keeper": 2}\n')
+    control.sendall(b'{"pid": 1, "supervisor": 2}\n')
     monkeypatch.setattr(notebook_run, "memory", lambda pid, enough: enough + pid)
     assert awaited(held) == "the run used more than 4096 MiB of memory"
 

@@ -19,7 +19,7 @@ from ddpz_lite.course.check.task import find
 from ddpz_lite.course.grader import formats, pages, text
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.exercise import pristine
-from ddpz_lite.course.grader.nbval import Cell, Said
+from ddpz_lite.course.grader.nbval import Cell, NbvalReport
 from ddpz_lite.course.grader.report import Report
 from ddpz_lite.course.grader.submission import NotGraded
 
@@ -60,9 +60,9 @@ GRADES = [
     graded("bob", verdict("not attempted", "The answer cell still holds its stub.")),
 ]
 SAID = {
-    ("ada", "03"): Said("ab" * 32, "v", (Cell(TASK.id, "passed"),)),
-    ("eve", "03"): Said("ab" * 32, "v", (Cell(TASK.id, "failed", EVIL), Cell(TASK.id, ""))),
-    ("bob", "03"): Said("ab" * 32, "v", trouble=EVIL),
+    ("ada", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "passed"),)),
+    ("eve", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "failed", EVIL), Cell(TASK.id, ""))),
+    ("bob", "03"): NbvalReport("ab" * 32, "v", trouble=EVIL),
 }
 LOST = [
     NotGraded("cem", EVIL, "the file is empty"),

@@ -23,8 +23,8 @@ from leftovers import descriptors, gone
 
 import ddpz_lite
 from ddpz_lite.course.check.task import lessons
-from ddpz_lite.course.grader import Grounds, Limits, probe
-from ddpz_lite.course.grader.sandbox import walls
+from ddpz_lite.course.grader import Limits, SandboxPool, probe
+from ddpz_lite.course.grader.sandbox import isolation
 from ddpz_lite.course.grader.sandbox.frames import Inbox, Refused, clean, frame
 from ddpz_lite.course.grader.sandbox.usage import memory
 
@@ -37,8 +37,8 @@ BOTH = [pytest.param(True, marks=sandboxed, id="sandbox"), pytest.param(False, i
 
 
 @pytest.fixture(autouse=True, scope="module")
-def grounds():
-    with Grounds():
+def pool():
+    with SandboxPool():
         yield
 
 
@@ -86,7 +86,7 @@ def digests(files: dict[str, bytes]) -> dict[str, str]:
 @sandboxed
 def test_files_are_python_the_packages_and_what_is_shown_of_this_package():
     found, top, beside, tmp = look(WALK)
-    assert found == digests(walls.shown(PACKAGE))
+    assert found == digests(isolation.shown(PACKAGE))
     assert not {"home", "var", "etc/shadow", "old", "sys", "run"} & set(top)
     assert set(tmp) == WAY
     assert "ddpz_lite" in beside and not {"solutions", "exercises", "tests", ".git"} & set(beside)
@@ -97,7 +97,7 @@ def test_a_task_that_builds_a_strategy_sees_the_same_without_the_ready_made_ones
     lines = "".join(f"    {line}\n" for line in ["out = []", *WALK.splitlines()])
     seen = build(f"def weighted_mean(gradients, samples):\n{lines}    gradients[:] = [found]\n")
     assert seen.outcome == "ok", seen.sentence
-    assert returned(seen)[0] == [digests(walls.shown(PACKAGE, walls.READY_MADE))]
+    assert returned(seen)[0] == [digests(isolation.shown(PACKAGE, isolation.READY_MADE))]
 
 
 @sandboxed
@@ -115,7 +115,7 @@ def weighted_mean(gradients, samples):
 def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tmp_path):
     package = tmp_path / "ddpz_lite"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = walls.shown(package, walls.READY_MADE)
+    before = isolation.shown(package, isolation.READY_MADE)
     for name in (
         *("strategies/later.py", "strategies/deep/__init__.py", "strategies/deep/inner.py"),
         *(
@@ -134,8 +134,8 @@ def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tm
     ):
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text("new = 1\n")
-    stand_in = walls.ABSENT.read_bytes()
-    after = walls.shown(package, walls.READY_MADE)
+    stand_in = isolation.ABSENT.read_bytes()
+    after = isolation.shown(package, isolation.READY_MADE)
     added = {name: content for name, content in after.items() if name not in before}
     assert added == {
         "strategies/later.py": stand_in,
@@ -151,7 +151,7 @@ def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tm
     closed = [name for name in closed if name not in facts]
     assert len(closed) > 12 and {after[name] for name in closed} == {stand_in, b""}
     assert not [name for name in after if "judge" in name or name.startswith("course/grader")]
-    assert walls.shown(package)["strategies/later.py"] == b"new = 1\n"
+    assert isolation.shown(package)["strategies/later.py"] == b"new = 1\n"
 
 
 @sandboxed
@@ -270,7 +270,7 @@ out += [dict(os.environ), libc.capget(header, held), list(held)]
 out += [[libc.prctl(23, cap, 0, 0, 0) for cap in range(41)]]  # PR_CAPBSET_READ
 out += [libc.prctl(39, 0, 0, 0, 0), libc.prctl(21, 0, 0, 0, 0)]  # _GET_NO_NEW_PRIVS, _GET_SECCOMP
 """)
-    assert set(ids) <= set(range(walls.FIRST_UID, walls.FIRST_UID + walls.UIDS))
+    assert set(ids) <= set(range(isolation.FIRST_UID, isolation.FIRST_UID + isolation.UIDS))
     assert pid == 1 and host == "rank"
     assert proc == [], "there one reads where on the teacher's disk everything lies"
     assert "canary" not in str(environ).lower()
@@ -281,7 +281,7 @@ out += [libc.prctl(39, 0, 0, 0, 0), libc.prctl(21, 0, 0, 0, 0)]  # _GET_NO_NEW_P
 def test_it_is_a_user_that_no_rank_of_another_grader_is():
     """Or a bomb there would take the processes that this one may start."""
     with contextlib.ExitStack() as others:  # more than this file starts one after the other
-        taken = [walls.take_user() for _ in range(walls.UIDS // 2)]
+        taken = [isolation.take_user() for _ in range(isolation.UIDS // 2)]
         for _, sock in taken:
             others.enter_context(sock)
         (ids,) = look("out.append(list(os.getresuid()))")
@@ -290,13 +290,13 @@ def test_it_is_a_user_that_no_rank_of_another_grader_is():
 
 @sandboxed
 def test_users_are_given_back_and_run_out_with_one_clear_error(monkeypatch):
-    monkeypatch.setattr(walls, "FIRST_UID", os.getpid() + (1 << 23))  # taken by nobody else
-    monkeypatch.setattr(walls, "UIDS", 2)
-    (one, first), (two, second) = walls.take_user(), walls.take_user()
+    monkeypatch.setattr(isolation, "FIRST_UID", os.getpid() + (1 << 23))  # taken by nobody else
+    monkeypatch.setattr(isolation, "UIDS", 2)
+    (one, first), (two, second) = isolation.take_user(), isolation.take_user()
     with second:
         with first, pytest.raises(OSError, match="all 2 users for ranks are taken"):
-            walls.take_user()
-        again, third = walls.take_user()
+            isolation.take_user()
+        again, third = isolation.take_user()
         third.close()
     assert one == again and one != two
 
@@ -629,7 +629,7 @@ def test_nothing_survives_the_grader(shut_in, number):
 
 
 def all_of(grader: subprocess.Popen) -> list[int] | None:
-    """The fork server, for each of two ranks its keeper, itself and its fork; None before that."""
+    """The fork server, and for each of two ranks its supervisor, itself and its fork; else None."""
     assert grader.poll() is None, "the grader ended before its ranks were there"
     found = [process.pid for process in psutil.Process(grader.pid).children(recursive=True)]
     return found if len(found) >= 1 + 2 * 3 else None
@@ -713,7 +713,9 @@ def test_the_probe_says_why():
 def test_a_container_that_covers_a_part_of_proc_can_have_it():
     """There no new /proc can be mounted."""
     shut_in = "exec unshare -U --map-user=1000 --map-group=1000"
-    probing = f"{shut_in} {shlex.quote(sys.executable)} -P -m ddpz_lite.course.grader.sandbox.walls"
+    probing = (
+        f"{shut_in} {shlex.quote(sys.executable)} -P -m ddpz_lite.course.grader.sandbox.isolation"
+    )
     covered = f"mount -t tmpfs none /proc/fs || exit 77; {probing}"
     done = subprocess.run(["unshare", "-Urm", "sh", "-c", covered], capture_output=True, text=True)
     if done.returncode == 77:

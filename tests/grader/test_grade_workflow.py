@@ -19,11 +19,19 @@ def workflow(root):
     return yaml.safe_load(text.replace("\non:", '\n"on":'))
 
 
-def test_its_token_may_only_read_and_it_has_no_secrets(workflow):
+def steps_of(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_its_token_may_only_read_and_its_secret_only_checks_the_course_out(workflow):
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["permissions"] == {"contents": "read"} for job in workflow["jobs"].values())
-    assert "secrets" not in json.dumps(workflow)
-    assert list(workflow["on"]) == ["workflow_call"] and "secrets" not in workflow["on"]
+    (secret,) = workflow["on"]["workflow_call"]["secrets"]
+    assert secret == "course-token" and list(workflow["on"]) == ["workflow_call"]
+    used = [step for step in steps_of(workflow) if "secrets." in json.dumps(step)]
+    (checkout,) = used
+    assert checkout["with"]["repository"] == "${{ inputs.course }}"
+    assert checkout["with"]["token"] == "${{ secrets.course-token || github.token }}"
 
 
 def test_no_credentials_stay_in_a_checkout(workflow):
@@ -39,6 +47,42 @@ def test_no_word_of_a_student_is_part_of_a_command(workflow):
     ]
     assert not [run for run in runs if "${{" in run]
     assert any("ddpz grade" in run and "--secure" in run for run in runs)
+
+
+def grading(workflow) -> str:
+    (run,) = (s["run"] for s in steps_of(workflow) if "ddpz grade" in s.get("run", ""))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("only", "least", "words"),
+    [
+        ("", "", []),
+        ("03", "100%", ["--only", "03", "--fail-under", "100%"]),
+        ("03.a $(x) 05", "12", ["--only", "03.a", "$(x)", "05", "--fail-under", "12"]),
+    ],
+)
+def test_its_inputs_are_words_of_the_command(workflow, tmp_path, only, least, words):
+    """The step as bash runs it, with a stand-in that prints its words."""
+    (tmp_path / "course/.venv/bin").mkdir(parents=True)
+    stand_in = tmp_path / "course/.venv/bin/ddpz"
+    stand_in.write_text('#!/bin/sh\nfor word; do echo "$word"; done; exit 1\n')
+    stand_in.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "FOLDER": "../a b", "ONLY": only, "LEAST": least}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", grading(workflow)]
+    done = subprocess.run(command, cwd=tmp_path / "course", env=env, capture_output=True, text=True)
+    assert done.returncode == 1, "as the grader ends, so does the step"
+    assert done.stdout == "", "what the grader prints has the seed"
+    common = ["grade", "../a b", "--out", "../grades", "--secure"]
+    assert (tmp_path / "grade.log").read_text().splitlines() == [*common, *words]
+
+
+def test_a_student_sees_their_feedback_and_nothing_of_the_teacher_s(workflow):
+    text = json.dumps(steps_of(workflow))
+    assert "cat grades/students/*/feedback.md >> " in text and "GITHUB_STEP_SUMMARY" in text
+    assert "summary.md" not in text and "gradebook" not in text
+    (kept,) = (s for s in steps_of(workflow) if s.get("uses", "").startswith("actions/upload"))
+    assert kept["with"]["path"] == "grades/students"
 
 
 def test_every_job_has_a_deadline(workflow):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,7 +80,15 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def own_work() -> bool:
-    """Whether what runs in this folder is the learner's: in solutions/ it is the course's."""
+    """Whether what runs here is the learner's: not in solutions/, and not a copy of a solution.
+
+    A notebook's kernel keeps the cells that have run in `In` of its main module.
+    """
+    if cells := getattr(sys.modules["__main__"], "In", None):
+        from ddpz_lite.course.check.notebooks import BEGIN  # it imports this module
+
+        if any(BEGIN in cell for cell in cells):
+            return False
     try:
         return Path.cwd().name != "solutions"
     except FileNotFoundError:  # the folder has been deleted

@@ -173,7 +173,7 @@ def _exercise_commands(commands) -> None:
     exercises = _command(
         commands,
         "exercises",
-        "make exercises/ from solutions/; never over a copy in which somebody has worked",
+        "make exercises/ from solutions/; never over a copy in which a learner has worked",
         "ddpz exercises --check",
     )
     exercises.add_argument("--check", action="store_true", help="write nothing; 1 if they differ")
@@ -181,7 +181,7 @@ def _exercise_commands(commands) -> None:
     check = _command(
         commands,
         "check",
-        "run an exercise from top to bottom and say what each task is worth",
+        "run an exercise from top to bottom and print what its checks say",
         "ddpz check 03",
     )
     check.add_argument("lesson", type=lesson_number, help="its number, as 03, or its notebook")
@@ -189,6 +189,21 @@ def _exercise_commands(commands) -> None:
     check.add_argument("--timeout", type=float, default=90, help="seconds per cell (default 90)")
 
     _grade_command(commands)
+
+    release = _command(
+        commands,
+        "release",
+        "collect what students may see of their grades: feedback, and nothing of the teacher's",
+        "ddpz release grades --to released --for moodle",
+    )
+    release.add_argument("grades", metavar="GRADES", help="the folder that ddpz grade wrote")
+    release.add_argument("--to", default="released", metavar="DIR", help="default: released")
+    release.add_argument(
+        "--for",
+        dest="platform",
+        choices=["canvas", "moodle"],
+        help="also write a zip that the platform takes as feedback files",
+    )
 
     export = _command(
         commands,
@@ -198,6 +213,11 @@ def _exercise_commands(commands) -> None:
     )
     export.add_argument("dir", metavar="DIR", help="a folder that is new or empty")
     export.add_argument("--lessons", nargs="+", metavar="NN", help="as 00 01 02 (default: all)")
+    export.add_argument(
+        "--ci",
+        metavar="OWNER/COURSE",
+        help="add a workflow that grades each push; the repository that this copy will become",
+    )
 
     _command(
         commands,
@@ -259,15 +279,31 @@ def _grade_command(commands) -> None:
     grade.add_argument(
         "--jobs", type=_count(1), default=None, help="notebooks at a time (all cores)"
     )
-    grade.add_argument("--roster", default=None, metavar="CSV", help="say who of it is missing")
+    grade.add_argument(
+        "--roster", metavar="CSV", help="the class: names students, says who is missing"
+    )
+    grade.add_argument(
+        "--for",
+        dest="platform",
+        choices=["canvas", "moodle", "gradescope"],
+        help="also write a CSV that the platform imports",
+    )
+    grade.add_argument("--policy", metavar="TOML", help="deadlines (default: OUT/policy.toml)")
+    grade.add_argument("--notes", metavar="CSV", help="your points, comments (OUT/notes.csv)")
     grade.add_argument("--only", nargs="+", metavar="TASK", help="as 03.weighted_mean, or as 03")
     grade.add_argument(
         "--fail-under",
-        type=float,
-        default=None,
+        type=_threshold,
         metavar="POINTS",
-        help="exit with 1 if one has less",
+        help="exit with 1 if a student has fewer; also as 60%%",
     )
+
+
+def _threshold(text: str) -> str:
+    if not text.removesuffix("%").replace(".", "", 1).isdecimal():
+        words = f"takes a number of points or a percentage, as 12 or 60%, not {text!r}"
+        raise argparse.ArgumentTypeError(words)
+    return text
 
 
 def _count(least: int) -> Callable[[str], int]:

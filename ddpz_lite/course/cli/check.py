@@ -1,4 +1,4 @@
-"""`ddpz check`: run an exercise from top to bottom and say what each task is worth."""
+"""`ddpz check`: run an exercise from top to bottom and print what its checks say."""
 
 from __future__ import annotations
 
@@ -13,57 +13,47 @@ import nbformat
 from nbclient.exceptions import DeadKernelError
 from tqdm import tqdm
 
-from ddpz_lite.course import interactive as attended
+from ddpz_lite.course import interactive
 from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.cell import coloured
 from ddpz_lite.course.check.task import Task, lessons, tasks
 from ddpz_lite.course.cli.lessons import ANSI, client_of
 from ddpz_lite.course.cli.shared import UserError, exercises, shown
 
 POINTS = re.compile(r"^(\S+) +(\d+) of \d+ points$", re.M)
-FAILED = re.compile(r"^  FAIL  (.*?):$", re.M)
-WIDTH = 60  # of what is said beside the points
+PLACE = re.compile(r"Cell In\[(\d+)\],? line (\d+)|Input In \[(\d+)\].*?line (\d+)")
+OWN_PLACE = re.compile(r" *\(\S+, line \d+\)$")  # at the end of a syntax error
 
 
 @dataclass(frozen=True)
-class Line:
-    """What became of one task."""
+class Result:
+    """What became of one task: its points, and the sentences that the notebook shows."""
 
     task: Task
     points: int
-    says: str
+    text: str
 
 
 def run(options: Namespace) -> int:
-    """Print a line per task and the sum; 1 if not all tasks are solved."""
+    """Print what each check says, and the sum; 1 if not all tasks are solved."""
     lesson, path = _find(options.lesson, options.dir)
     notebook = _read(path)
     stopped = _execute(notebook, path, options.timeout)
-    lines = [_line(task, notebook, stopped) for task in tasks(lesson)]
+    results = [_result(task, notebook, stopped) for task in tasks(lesson)]
     if not options.dir:
-        print(shown(path))
-    text = table(lines)
-    print(coloured(text) if attended.colour() else text)
-    return 0 if all(line.points == line.task.points for line in lines) else 1
+        print(f"{shown(path)}\n")
+    text = report(results)
+    print(coloured(text) if interactive.colour() else text)
+    return 0 if all(one.points == one.task.points for one in results) else 1
 
 
-def table(lines: Sequence[Line]) -> str:
-    """One line per task, the sum, and where to get help."""
-    width = max(len(line.task.id) for line in lines)
-    rows = [
-        f"{line.task.id:<{width}}  {line.points:>2} of {line.task.points:>2}  {line.says}"
-        for line in lines
-    ]
-    points, out_of = sum(x.points for x in lines), sum(x.task.points for x in lines)
-    rows.append(f"{'sum':<{width}}  {points:>2} of {out_of:>2}")
-    if open_ := [line.task.id for line in lines if line.points < line.task.points]:
-        rows.append(f'a hint, in the notebook: check.hint("{open_[0]}")')
-    return "\n".join(rows)
-
-
-def coloured(text: str) -> str:
-    """The table with what is solved in green and what is not in red."""
-    text = re.sub(r"  solved$", "  \x1b[1;32msolved\x1b[0m", text, flags=re.M)
-    return re.sub(r"  not yet(?=: )", "  \x1b[1;31mnot yet\x1b[0m", text)
+def report(results: Sequence[Result]) -> str:
+    """The sentences about each task, as in the notebook, and the sum."""
+    points, out_of = sum(one.points for one in results), sum(one.task.points for one in results)
+    solved = sum(one.points == one.task.points for one in results)
+    parts = [one.text for one in results]
+    parts.append(f"{points} of {out_of} points; {solved} of {len(results)} tasks solved")
+    return "\n\n".join(parts)
 
 
 def _find(asked: str, where: str | None) -> tuple[str, Path]:
@@ -97,7 +87,7 @@ def _read(path: Path) -> nbformat.NotebookNode:
 
 
 def _execute(notebook: nbformat.NotebookNode, path: Path, timeout: float) -> str:
-    """Run all cells, whatever they raise; what stopped the run, or nothing."""
+    """Run all cells, also after an error; what stopped the run, or nothing."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -112,30 +102,42 @@ def _execute(notebook: nbformat.NotebookNode, path: Path, timeout: float) -> str
     return ""
 
 
-def _line(task: Task, notebook: nbformat.NotebookNode, stopped: str) -> Line:
-    """What the check cell of a task, or else what stands in its way, says."""
+def _result(task: Task, notebook: nbformat.NotebookNode, stopped: str) -> Result:
+    """What the check cell of a task printed, or what kept it from running."""
     cells = [c for c in notebook.cells if notebooks.of(c) == task.id and c.cell_type == "code"]
     checks = [cell for cell in cells if notebooks.role(cell) == "check"]
     if not checks:
-        return Line(task, 0, "its check cell is missing: begin with a fresh copy of the exercise")
-    text = "".join(o.text for o in checks[-1].outputs if o.output_type == "stream")
-    if said := [points for name, points in POINTS.findall(text) if name == task.id]:
-        failed = "; ".join(FAILED.findall(text))
-        return Line(task, int(said[-1]), _short(f"not yet: {failed}" if failed else "solved"))
-    errors = [_error(cell) for cell in cells]
-    return Line(task, 0, _short(next(filter(None, errors), stopped or "the check said nothing")))
+        reason = "Its check cell is missing. Fix: begin with a fresh copy of the exercise."
+        return Result(task, 0, _unjudged(task, reason))
+    text = ANSI.sub("", "".join(o.text for o in checks[-1].outputs if o.output_type == "stream"))
+    if given := [points for name, points in POINTS.findall(text) if name == task.id]:
+        return Result(task, int(given[-1]), text.strip("\n"))
+    errors = (_error(cell) for cell in cells)
+    reason = next(filter(None, errors), stopped or "The check printed nothing.")
+    return Result(task, 0, _unjudged(task, reason))
+
+
+def _unjudged(task: Task, reason: str) -> str:
+    """A verdict in the notebook's form, of a task whose check printed none."""
+    return f"{task.id}   0 of {task.points} points\n  {reason}"
 
 
 def _error(cell: Any) -> str:
+    """What a cell raised and where; "" if it raised nothing."""
     for output in cell.outputs:
-        if output.output_type == "error" and output.ename == "NotAttempted":
-            return "not attempted"
-        if output.output_type == "error" and output.ename == "KeyboardInterrupt":
-            return "stopped: it did not end in time"
-        if output.output_type == "error":
-            return ANSI.sub("", f"{output.ename}: {output.evalue}").splitlines()[0]
+        if output.output_type != "error":
+            continue
+        if output.ename == "NotAttempted":
+            return ANSI.sub("", output.evalue)
+        if output.ename == "KeyboardInterrupt":
+            return f"cell {cell.execution_count} was stopped: it did not end in time"
+        words = ANSI.sub("", f"{output.ename}: {output.evalue}").splitlines()[0]
+        return f"{_place(cell, output)}: {OWN_PLACE.sub('', words)}"
     return ""
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 3].rstrip() + "..."
+def _place(cell: Any, output: Any) -> str:
+    """The line of the notebook in which an error arose, as "cell 7, line 1"."""
+    places = PLACE.findall(ANSI.sub("", "\n".join(output.traceback)))
+    number, line = next((p[:2] if p[0] else p[2:] for p in reversed(places)), ("", ""))
+    return f"cell {number}, line {line}" if line else f"cell {cell.execution_count}"

@@ -2,7 +2,11 @@
 
 It holds the chosen lessons, their exercises with blanks, the library, the judges of these
 exercises, which a check needs, and deploy/. It holds no solutions, no tests (whose answers are
-solutions too), and no judge of another lesson. What links to something left out becomes plain text.
+solutions too), and no judge of another lesson. Links to something left out become plain text.
+
+With --ci it also holds two workflows: grade.yml, which grades a repository, and feedback.yml, which
+calls it on each push of a student's repository. The grader takes the exercises from this copy, so
+the workflow reads no repository that holds solutions.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ AS_THEY_ARE = (
 )
 WORDS = ("README.md", "GLOSSARY.md", "map.svg", "lesson.png")  # of lessons/
 TEMPLATES = Path("course", "cli", "student")  # in ddpz_lite/
+WORKFLOW, CALLER = ".github/workflows/grade.yml", ".github/workflows/feedback.yml"
 TEACHERS = "## If you teach"  # from here on exercises/README.md is not for students
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -39,11 +44,15 @@ def run(options: Namespace) -> int:
     """Write the copy into a folder that is new or empty, and say what is in it."""
     root = folder("solutions").parent
     lessons = _chosen(root, options.lessons)
+    if options.ci and not re.fullmatch(r"[\w.-]+/[\w.-]+", options.ci):
+        raise UserError(f"--ci takes OWNER/COURSE, a repository on GitHub, not {options.ci!r}")
     out = Path(options.dir)
     if out.resolve() == root or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise UserError(f"{out} is not empty; name a new folder. Nothing was written.")
     try:
         exercises = _write(root, out, lessons)
+        if options.ci:
+            _workflows(root, out, options.ci)
     except OSError as error:
         raise UserError(f"{out}/ cannot be written ({error.strerror})") from None
     except notebooks.Malformed as error:
@@ -52,6 +61,8 @@ def run(options: Namespace) -> int:
         f"wrote {out}/: {len(lessons)} lessons, {len(exercises)} exercises, no solutions, no tests"
     )
     print(f"try it: cd {out} && make lab")
+    if options.ci:
+        print(f"push it to github.com/{options.ci}; {CALLER} says which settings it needs")
     return 0
 
 
@@ -90,6 +101,13 @@ def _write(root: Path, out: Path, lessons: Sequence[Path]) -> list[str]:
     return exercises
 
 
+def _workflows(root: Path, out: Path, course: str) -> None:
+    """What grades in a student's repository, and what calls it on each push."""
+    _copy(root / WORKFLOW, out / WORKFLOW)
+    text = (root / "ddpz_lite" / TEMPLATES / "feedback.yml").read_text(encoding="utf-8")
+    _text(out / CALLER, text.replace("@COURSE@", course))
+
+
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)
@@ -107,7 +125,7 @@ def _row(lesson: str, exercises: Sequence[str]) -> str:
 
 
 def _ignored(text: str) -> str:
-    """What git ignores in a student's repository: not their work, which they hand in by it."""
+    """What git ignores in a student's repository: not their work, which they hand in with git."""
     parts = text.split("\n\n")
     return "\n\n".join(part for part in parts if f"\n{MY}/" not in part)
 

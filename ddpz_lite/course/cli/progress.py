@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
+import ddpz_lite
 from ddpz_lite.course.check.progress import Mark, Progress
 from ddpz_lite.course.check.task import Task, lessons, tasks
-from ddpz_lite.course.cli.shared import UserError
+from ddpz_lite.course.cli.shared import CHECKOUT, UserError
 
 BAR = 10  # characters
 
@@ -22,7 +24,15 @@ def run(options: Namespace) -> int:
         print(_reset(progress, options.reset or lessons()))
         return 0
     print(table([task for lesson in lessons() for task in tasks(lesson)], progress))
+    print(f"\ncourse: ddpz-lite {ddpz_lite.__version__} in {_from_home(CHECKOUT)}")
+    print(f"kept in {_from_home(progress.path)}, which all copies of the course share")
     return 0
+
+
+def _from_home(path: Path) -> str:
+    """A path with ~ for the user's folder."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _reset(progress: Progress, numbers: Sequence[str]) -> str:

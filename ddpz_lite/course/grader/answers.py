@@ -1,8 +1,8 @@
-"""From a notebook's bytes to its answers, of which nothing else is believed.
+"""From a notebook's bytes to its answers; nothing else in it is used.
 
-What is taken: the bytes, for their SHA-256, and the sources of answer cells. Kernelspec, outputs,
-tags and all other cells are dropped here; of those cells the names that they define are kept, to
-say so where an answer misses one.
+Taken are the bytes, for their SHA-256, and the sources of answer cells. Kernelspec, outputs, tags
+and all other cells are dropped here. Of those cells only the names that they define are kept, to
+explain an answer that misses one.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def read(raw: bytes, stem: str, known: Mapping[str, Pristine]) -> Answers:
     notebook = _parsed(raw)
     cells, ids = _cells(notebook)
     exercise, found = _exercise(notebook, cells, ids, stem, known)
-    taken = {name: cells[places[-1]].source for name, places in found.items()}
+    taken = {name: _last(exercise, name, cells, places) for name, places in found.items()}
     if long := [name for name, source in taken.items() if len(source) > SOURCE]:
         raise NotTaken(f"the answer {long[0]} is longer than {SOURCE} characters")
     counts = {name: len(places) for name, places in found.items() if len(places) > 1}
     warnings = (
-        f"the cell {name} is there {count} times; the last one counts"
+        f"the cell {name} is there {count} times; the last one that is not a stub counts"
         for name, count in counts.items()
     )
     answers = {place for places in found.values() for place in places}
@@ -85,6 +85,13 @@ def read(raw: bytes, stem: str, known: Mapping[str, Pristine]) -> Answers:
         warnings=tuple(warnings),
         elsewhere=frozenset(islice(names, NAMES)),
     )
+
+
+def _last(exercise: Pristine, name: str, cells: Sequence[_Cell], places: Sequence[int]) -> str:
+    """The source of the last cell with this answer; a stub counts only if all of them are."""
+    sources = [cells[place].source for place in places]
+    solved = [source for source in sources if exercise.attempted(name, source)]
+    return (solved or sources)[-1]
 
 
 def defined(source: str) -> list[str]:
@@ -116,6 +123,7 @@ def _exercise(
         if match.found:
             matches[lesson] = match
     if not matches:
+        _refuse_lesson(notebook, stem, known)
         raise NotTaken(
             "it holds no answer cell of any exercise; cells are known by their ids and metadata, "
             "which a new notebook does not have: hand in the notebook that was handed out"
@@ -134,6 +142,19 @@ def _exercise(
             f"{known[best].name}.ipynb or {known[rest[0]].name}.ipynb"
         )
     return known[best], matches[best].found
+
+
+def _refuse_lesson(notebook: dict[str, Any], stem: str, known: Mapping[str, Pristine]) -> None:
+    """Raise NotTaken for a lesson, whose metadata have what no exercise's have."""
+    about = notebook.get("metadata")
+    about = about.get("ddpz") if isinstance(about, dict) else None
+    if not isinstance(about, dict) or "learn" not in about:
+        return
+    # A lesson's file begins with its number; a platform may have written more before it.
+    number = next((one for one in re.findall(r"(?<!\d)\d{2}(?=b?_)", stem) if one in known), None)
+    if number is None:
+        raise NotTaken("this is a lesson; hand in the exercise, a notebook of my/exercises/")
+    raise NotTaken(f"this is lesson {number}; hand in my/exercises/{known[number].name}.ipynb")
 
 
 def _match(
@@ -159,10 +180,10 @@ def _match(
             by_word.setdefault(by_task[cell.task], []).append(place)
     about = notebook.get("metadata")
     about = about.get("ddpz") if isinstance(about, dict) else None
-    said = isinstance(about, dict) and about.get("exercise") == exercise.lesson
+    named = isinstance(about, dict) and about.get("exercise") == exercise.lesson
     return _Match(
         found=by_word | by_id,
-        says=said + (exercise.name.casefold() in stem.casefold()),
+        says=named + (exercise.name.casefold() in stem.casefold()),
         cells=len({cell.task for cell in cells} & set(by_task)),
         ids=len(ids & exercise.ids),
     )
@@ -181,9 +202,9 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise NotTaken("its JSON is nested too deeply") from None
     except ValueError as error:
-        raise NotTaken(f"it is no notebook: the JSON is broken ({error})") from None
+        raise NotTaken(f"it is not a notebook: the JSON is broken ({error})") from None
     if not isinstance(notebook, dict) or notebook.get("nbformat") != 4:
-        raise NotTaken("it is no notebook of version 4")
+        raise NotTaken("it is not a notebook of version 4")
     return notebook
 
 
@@ -197,7 +218,7 @@ def _cells(notebook: dict[str, Any]) -> tuple[list[_Cell], frozenset[str]]:
     """(the code cells, the ids of all cells)."""
     cells = notebook.get("cells")
     if not isinstance(cells, list):
-        raise NotTaken("it is no notebook: it has no list of cells")
+        raise NotTaken("it is not a notebook: it has no list of cells")
     if len(cells) > CELLS:
         raise NotTaken(f"it has {len(cells)} cells; {CELLS} are allowed")
     if _depth(cells) > NESTING:

@@ -1,8 +1,8 @@
-"""A class at a time: every submission graded once, side by side, whatever one of them does.
+"""Grade a class: every submission once, in parallel, independently of the others.
 
 A grade is bound to the submission's SHA-256, the checker's version, the seed and whether there was
-a sandbox. It lies in a file of its own from the moment it is known, so an interrupted batch goes on
-where it was, and what is graded is not graded again.
+a sandbox. Each grade is written to a separate file at once, so an interrupted batch resumes, and a
+graded submission is not graded again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Observe = Callable[..., Sequence[Observed]]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a grade depends on beside the submission."""
+    """What a grade depends on besides the submission."""
 
     version: str
     seed: int
@@ -45,7 +45,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Grade:
-    """What became of one submission."""
+    """The grade of one submission."""
 
     student: str
     lesson: str
@@ -55,10 +55,12 @@ class Grade:
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
+    late: float = 0  # points that lateness takes off, negative; of reports, see `policy`
+    notes: tuple[str, ...] = ()  # a teacher's words, and those about lateness; of reports
 
     @property
-    def points(self) -> int:
-        return sum(verdict.points for verdict in self.verdicts)
+    def points(self) -> float:
+        return sum(verdict.points for verdict in self.verdicts) + self.late
 
     @property
     def out_of(self) -> int:
@@ -230,5 +232,6 @@ def _grade(tree: dict[str, Any]) -> Grade:
         Verdict(**{**verdict, "findings": tuple(Finding(**f) for f in verdict["findings"])})
         for verdict in tree["verdicts"]
     )
-    changed = {"terms": Terms(**tree["terms"]), "warnings": tuple(tree["warnings"])}
+    texts = {name: tuple(tree[name]) for name in ("warnings", "notes")}
+    changed = {"terms": Terms(**tree["terms"]), **texts}
     return Grade(**{**tree, **changed, "verdicts": verdicts})

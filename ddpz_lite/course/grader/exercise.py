@@ -1,7 +1,8 @@
-"""An exercise as it was handed out: what a submission is compared with and merged into."""
+"""An exercise as it was handed out. A submission is compared with it and merged into it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ class Pristine:
     title: str
     cells: tuple[tuple[str, str, str | None], ...]  # id, source, task (None: a given cell)
     notebook: str = field(default="", repr=False)  # the whole learner's copy, as a file's text
+    # answer cell's id -> the official source, where solutions/ is there; leaves the grader never
+    solutions: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def answers(self) -> dict[str, str]:
@@ -45,9 +48,14 @@ class Pristine:
 
 
 def pristine(path: Path) -> Pristine:
-    """The exercise that a master makes. Raises notebooks.Malformed."""
-    notebook = notebooks.master(path)
-    copy = notebooks.blank(notebook)
+    """The exercise in a file: a master of solutions/, or a learner's copy of exercises/.
+
+    Raises notebooks.Malformed.
+    """
+    notebook = notebooks.read(path)
+    code = [cell for cell in notebook.cells if notebooks.role(cell) == "answer"]
+    solved = any(notebooks.BEGIN in cell.source for cell in code)
+    copy = notebooks.blank(notebooks.master(path)) if solved else notebook
     cells = tuple(
         (cell.id, cell.source, notebooks.of(cell))
         for cell in copy.cells
@@ -55,4 +63,5 @@ def pristine(path: Path) -> Pristine:
     )
     about = notebook.metadata["ddpz"]
     whole = notebooks.write_text(copy)
-    return Pristine(about["exercise"], path.stem, about["title"], cells, whole)
+    solutions = {cell.id: cell.source for cell in code} if solved else {}
+    return Pristine(about["exercise"], path.stem, about["title"], cells, whole, solutions)

@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddpz_lite.course.check.score import Verdict
 from ddpz_lite.course.grader.batch import Grade
-from ddpz_lite.course.grader.report import MISSING, Report, sentences
+from ddpz_lite.course.grader.report import MISSING, NO_STUDENT, Report, sentences
 from ddpz_lite.course.grader.submission import NotGraded
 from ddpz_lite.course.grader.text import in_table, plain
 
@@ -18,33 +19,55 @@ STAMPS = ("sha256", "version", "seed", "sandbox")
 
 
 def gradebook(report: Report) -> str:
-    """CSV: a row per student, a column per task (empty: no notebook for it), then the sum."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(["student", *report.tasks, "points", "out of", "remarks", *STAMPS])
+    """CSV: a row per student with the roster's columns, then a column per task, then the sum.
+
+    A task's cell is empty where no notebook came. `late` is what lateness takes off; points have it
+    taken off already.
+    """
+    carried = report.roster.columns if report.roster else ()
+    own = {"student", "late", "points", "out of", "remarks", *STAMPS, *report.tasks}
+    titles = [f"roster {title}" if title.casefold() in own else title for title in carried]
+    head = ["student", *titles, *report.tasks, "late", "points", "out of", "remarks", *STAMPS]
     terms = [report.terms.version, report.terms.seed, report.terms.sandbox]
+    rows: list[list[Any]] = [head]
     students = {**dict.fromkeys(report.missing), **report.students}
     for name in sorted(students, key=lambda name: (name.casefold(), name)):
-        one = students[name]
-        if one is None:
-            blank = [""] * len(report.tasks)
-            rows.writerow([in_table(name), *blank, 0, 0, MISSING, "", *terms])
-            continue
-        points = {v.task: v.points for grade in one.grades for v in grade.verdicts}
-        remarks = " | ".join(f"{lost.where}: {lost.reason}" for lost in one.lost)
-        digests = " ".join(grade.sha256 for grade in one.grades)
-        rows.writerow(
-            [
-                in_table(name),
-                *(points.get(task, "") for task in report.tasks),
-                one.points,
-                one.out_of,
-                in_table(remarks),
-                digests,
-                *terms,
-            ]
-        )
+        known = report.roster.by_name.get(name) if report.roster else None
+        about = [known.row.get(title, "") if known else "" for title in carried]
+        rows.append([name, *about, *_results(students[name], report), *terms])
+    return table(rows)
+
+
+def _results(one: Report | None, report: Report) -> list[Any]:
+    """A student's cells of the gradebook, from the first task to the hashes."""
+    if one is None:
+        return [*[""] * len(report.tasks), "", 0, 0, MISSING, ""]
+    points = {v.task: v.points for grade in one.grades for v in grade.verdicts}
+    lost = [f"{lost.where}: {lost.reason}" for lost in one.lost]
+    notes = [text for grade in one.grades for text in (*grade.warnings, *grade.notes)]
+    return [
+        *(points.get(task, "") for task in report.tasks),
+        sum(grade.late for grade in one.grades) or "",
+        one.points,
+        one.out_of,
+        " | ".join([*lost, *notes]),
+        " ".join(grade.sha256 for grade in one.grades),
+    ]
+
+
+def table(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV. A cell of text never is a formula; a platform's leading blanks are kept."""
+    out = io.StringIO()
+    write = csv.writer(out, lineterminator="\n").writerow
+    for row in rows:
+        write([_cell(value) for value in row])
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str) or value == "-":  # Moodle's sign for nothing
+        return value
+    return value[: len(value) - len(value.lstrip(" "))] + in_table(value)
 
 
 # ---- JUnit ----
@@ -56,9 +79,11 @@ def junit(report: Report) -> str:
     for grade in report.grades:
         _graded(root, grade, {**report.stamps, "seed": report.terms.seed})
     for one in report.lost:
-        suite = _suite(root, one.student, 1, 0.0)
+        suite = _suite(root, one.student or NO_STUDENT, 1, 0.0)
         suite.set("errors", "1")
-        error = ElementTree.SubElement(_case(suite, one.student, plain(one.where)), "error")
+        error = ElementTree.SubElement(
+            _case(suite, one.student or NO_STUDENT, plain(one.where)), "error"
+        )
         error.set("message", plain(one.reason))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -35,13 +35,13 @@ class Attempt:
 
 def merge(exercise: Pristine, submission: Submission) -> list[Attempt]:
     """An attempt per task."""
-    theirs = dict(submission.answers)
+    given = dict(submission.answers)
     attempts, before = [], []
     for name, stub, task in exercise.cells:
         if task is None:
             before.append((name, stub))
             continue
-        attempt = _attempt(exercise, name, theirs.get(name), tuple(before))
+        attempt = _attempt(exercise, name, given.get(name), tuple(before))
         attempts.append(attempt)
         before.append(attempt.cells[-1] if attempt.cells else (name, stub))
     return attempts
@@ -51,11 +51,11 @@ def left_out(exercise: Pristine, submission: Submission, attempts: list[Attempt]
     """Name -> why it is not there, for the names that cells define which were not taken."""
     own = "a cell that was not taken, for only answer cells are. Define it in the answer"
     why = dict.fromkeys(submission.elsewhere, own)
-    theirs = {exercise.answers[name]: source for name, source in submission.answers}
+    given = {exercise.answers[name]: source for name, source in submission.answers}
     for attempt in attempts:
         if attempt.status in ("refused", "wrong"):
             where = f"the answer to {attempt.task}, which could not be taken"
-            why |= dict.fromkeys(defined(theirs[attempt.task]), where)
+            why |= dict.fromkeys(defined(given[attempt.task]), where)
     return why
 
 
@@ -73,10 +73,10 @@ def merged(exercise: Pristine, submission: Submission) -> nbformat.NotebookNode:
     An answer that `read` refuses is left out: no magic and no shell line comes in.
     """
     notebook = nbformat.reads(exercise.notebook, as_version=4)
-    theirs = {name: text for name, text in submission.answers if read(text)[0] != "refused"}
+    given = {name: text for name, text in submission.answers if read(text)[0] != "refused"}
     for cell in notebook.cells:
         if notebooks.role(cell) == "answer":
-            cell.source = theirs.get(cell.id, cell.source)
+            cell.source = given.get(cell.id, cell.source)
     return notebook
 
 
@@ -122,5 +122,5 @@ def _not_python(source: str, error: SyntaxError | ValueError) -> tuple[str, str]
             )
     line = getattr(error, "lineno", None)  # a NUL is in no line
     where = "" if line is None else f", in line {line}"
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return "wrong", f"Python cannot read the answer{where}: {said}."
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return "wrong", f"Python cannot read the answer{where}: {message}."

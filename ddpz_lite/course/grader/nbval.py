@@ -23,10 +23,10 @@ from ddpz_lite.course.grader.batch import Terms, write
 from ddpz_lite.course.grader.exercise import Pristine
 from ddpz_lite.course.grader.merge import merged
 from ddpz_lite.course.grader.sandbox.frames import without_paths
-from ddpz_lite.course.grader.sandbox.grounds import Grounds
-from ddpz_lite.course.grader.sandbox.leash import NoRanks
+from ddpz_lite.course.grader.sandbox.handle import NoRanks
 from ddpz_lite.course.grader.sandbox.notebook import NoReport
 from ddpz_lite.course.grader.sandbox.notebook import run as run_notebook
+from ddpz_lite.course.grader.sandbox.pool import SandboxPool
 from ddpz_lite.course.grader.submission import Submission
 
 NEEDED = ("pytest", "nbval", "ipykernel", "jupyter_client")  # packages, to run it
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Said:
+class NbvalReport:
     """What nbval said about one submission; `trouble`: why there is no report."""
 
     sha256: str
@@ -55,13 +55,13 @@ class Said:
     trouble: str = ""
 
 
-Reports = dict[tuple[str, str], Said]  # (student, lesson) -> what nbval said
+Reports = dict[tuple[str, str], NbvalReport]  # (student, lesson) -> what nbval said
 
 
 def summed(reports: Reports) -> str:
     """A class in a line."""
-    outcomes = [cell.outcome for said in reports.values() for cell in said.cells]
-    without = sum(bool(said.trouble) for said in reports.values())
+    outcomes = [cell.outcome for found in reports.values() for cell in found.cells]
+    without = sum(bool(found.trouble) for found in reports.values())
     return (
         f"nbval, worth no points: {outcomes.count('passed')} of {len(outcomes)} check cells passed;"
         f" notebooks without a report: {without}"
@@ -81,7 +81,7 @@ def run_all(
     exercises: dict[str, Pristine],
     terms: Terms,
     out: Path,
-    grounds: Grounds,
+    pool: SandboxPool,
     *,
     jobs: int,
 ) -> Reports:
@@ -89,44 +89,44 @@ def run_all(
 
     Each report is written to out/nbval/ as soon as it is known.
     """
-    said: Reports = {}
+    found: Reports = {}
     stop = threading.Event()
 
-    def one(submission: Submission) -> tuple[Submission, Said]:
-        return submission, run(submission, exercises[submission.lesson], terms, grounds, stop)
+    def one(submission: Submission) -> tuple[Submission, NbvalReport]:
+        return submission, run(submission, exercises[submission.lesson], terms, pool, stop)
 
-    with ThreadPoolExecutor(jobs, thread_name_prefix="nbval") as pool:
+    with ThreadPoolExecutor(jobs, thread_name_prefix="nbval") as executor:
         running = []
         for submission in submissions:
             if (kept := _load(_path(out, submission), submission, terms)) is not None:
-                said[submission.student, submission.lesson] = kept
+                found[submission.student, submission.lesson] = kept
             else:
-                running.append(pool.submit(one, submission))
+                running.append(executor.submit(one, submission))
         total = len(submissions)
-        with tqdm(total=total, initial=len(said), unit="nbval run", disable=None) as bar:
+        with tqdm(total=total, initial=len(found), unit="nbval run", disable=None) as bar:
             try:
                 for done in as_completed(running):
-                    submission, told = done.result()
-                    said[submission.student, submission.lesson] = told
-                    text = json.dumps(asdict(told), indent=1, ensure_ascii=False)
+                    submission, report = done.result()
+                    found[submission.student, submission.lesson] = report
+                    text = json.dumps(asdict(report), indent=1, ensure_ascii=False)
                     write(_path(out, submission), text + "\n")
                     bar.update()
             except BaseException:
                 stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+                executor.shutdown(wait=False, cancel_futures=True)
                 raise
-    return said
+    return found
 
 
 def _path(out: Path, submission: Submission) -> Path:
     return out / "nbval" / f"{submission.student}.{submission.lesson}.json"
 
 
-def _load(path: Path, submission: Submission, terms: Terms) -> Said | None:
+def _load(path: Path, submission: Submission, terms: Terms) -> NbvalReport | None:
     """What nbval said about exactly this submission with this checker, if it is there."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        kept = Said(**{**tree, "cells": tuple(Cell(**cell) for cell in tree["cells"])})
+        kept = NbvalReport(**{**tree, "cells": tuple(Cell(**cell) for cell in tree["cells"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     same = (kept.sha256, kept.version) == (submission.sha256, terms.version)
@@ -140,9 +140,9 @@ def run(
     submission: Submission,
     exercise: Pristine,
     terms: Terms,
-    grounds: Grounds,
+    pool: SandboxPool,
     stop: threading.Event,
-) -> Said:
+) -> NbvalReport:
     """Run nbval on the merged notebook, in a sandbox that is gone afterwards."""
     notebook = merged(exercise, submission)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -153,11 +153,11 @@ def run(
     }
     try:
         raw = notebooks.write_text(notebook).encode()
-        found = read(run_notebook(raw, f"{exercise.name}.ipynb", grounds, stop))
+        found = read(run_notebook(raw, f"{exercise.name}.ipynb", pool, stop))
     except (NoReport, NoRanks, OSError) as error:
-        return Said(submission.sha256, terms.version, trouble=str(error))
+        return NbvalReport(submission.sha256, terms.version, trouble=str(error))
     cells = tuple(Cell(task, *found.get(name, ("", ""))) for name, task in checks.items())
-    return Said(submission.sha256, terms.version, cells)
+    return NbvalReport(submission.sha256, terms.version, cells)
 
 
 # ---- the report ----

@@ -1,8 +1,9 @@
-"""Who handed in what.
+"""Which student handed in which files.
 
-The student is the folder or zip that a notebook lies in (`ada/anything.ipynb`), for all that lies
-in there. A notebook's own name (`ada.ipynb`) says it only at the top of what was handed to the
-grader, where no student chooses what lies beside it.
+Where a platform wrote the name of a file or folder, it names the student (`platforms.sender`).
+Otherwise the student is the folder or zip that a notebook lies in (`ada/anything.ipynb`). A
+notebook's own name (`ada.ipynb`) counts only at the top of what was passed to the grader, where no
+student chooses the neighbouring files.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from ddpz_lite.course.grader import platforms
+from ddpz_lite.course.grader.people import Sender
 from ddpz_lite.course.grader.places import (
     COURSE,
+    LINK,
     WORK,
     Folder,
-    Inside,
+    FolderContents,
+    NotebookFile,
     OnDisk,
-    Paper,
     below,
     gathered,
     on_disk,
@@ -30,7 +34,7 @@ from ddpz_lite.course.grader.submission import NotTaken
 from ddpz_lite.course.grader.text import in_path
 from ddpz_lite.course.grader.zips import InZip, unzipped
 
-NO_FILE = "it is no notebook (.ipynb), no folder and no zip; ask for the notebook itself"
+NO_FILE = "it is not a notebook (.ipynb), folder or zip; ask for the notebook itself"
 EMPTY = "there is nothing in it; ask for the notebook"
 LISTED = 3  # names in a line
 
@@ -42,30 +46,64 @@ class HandIn:
     name: str  # as it was written
     place: str  # what lies there is one student's
     where: str
-    papers: Sequence[Paper] = ()
+    files: Sequence[NotebookFile] = ()
     others: Sequence[str] = ()
     problems: Sequence[tuple[str, str]] = ()  # (where, reason)
     own: bool = False  # the name is the notebook's own, which the student may have chosen
+    sender: Sender | None = None  # where a platform wrote the name
 
 
 def hand_ins(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
-    """All that lies at a path. names: of the exercises."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        whole = Path(os.path.realpath(path))  # ".." is nobody's name
+    """Everything at a path, by student. names: of the exercises. "" names no student."""
+    by_sender: dict[tuple[str, str], list[HandIn]] = {}
+    for one in _as_it_lies(path, names, stack):
+        if sender := platforms.sender(one.name):
+            by_sender.setdefault((sender.platform, sender.id), []).append(_sent(one, sender))
+        else:
+            yield one
+    for sent in by_sender.values():
+        yield _together(sent)
+
+
+def _sent(one: HandIn, sender: Sender) -> HandIn:
+    """A hand-in of a sender, with what the platform's name says about its files."""
+    files = [replace(file, late=sender.late, order=sender.order) for file in one.files]
+    place = f"{sender.platform} {sender.id}"
+    return replace(one, name=sender.name, place=place, files=files, own=False, sender=sender)
+
+
+def _together(sent: Sequence[HandIn]) -> HandIn:
+    """What one student sent, in one hand-in: notes beside a notebook are no problem."""
+    files = [file for one in sent for file in one.files]
+    problems = [problem for one in sent for problem in one.problems]
+    others = [other for one in sent for other in one.others]
+    if files:
+        problems = [problem for problem in problems if problem[1] != NO_FILE]
+    return replace(sent[0], files=files, problems=problems, others=others)
+
+
+def _as_it_lies(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
+    """Everything at a path, by the folders and files that it lies in."""
+    if os.path.islink(path):
+        where = in_path(path.name)
+        yield HandIn("", str(path), where, problems=[(where, LINK)])
+        return
+    if os.path.isdir(path):
+        whole = Path(os.path.realpath(path))  # ".." is not a name
         yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
         return
     whole = Path(os.path.realpath(path.parent), path.name)
-    paper = on_disk(whole, in_path(path.name))
-    if paper.zipped:
+    file = on_disk(whole, in_path(path.name))
+    if file.zipped:
         try:
-            yield from _class(unzipped(paper, stack), names, stack)
+            yield from _class(unzipped(file, stack), names, stack)
         except NotTaken as reason:
-            problem = (paper.where, str(reason))
-            yield HandIn(paper.stem, paper.path, paper.where, problems=[problem])
+            problem = (file.where, str(reason))
+            yield HandIn(file.stem, file.path, file.where, problems=[problem])
         return
-    own = not is_exercise(paper.stem, names) and path.suffix.lower() == ".ipynb"
-    place = paper.path if own else str(whole.parent)
-    yield HandIn(paper.stem if own else _owner(place), place, paper.where, [paper], own=own)
+    own = not is_exercise(file.stem, names) and path.suffix.lower() == ".ipynb"
+    place = file.path if own else str(whole.parent)
+    yield HandIn(file.stem if own else _owner(place), place, file.where, [file], own=own)
 
 
 def is_exercise(stem: str, names: Sequence[str]) -> bool:
@@ -83,29 +121,39 @@ def _owner(place: str) -> str:
 
 def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[HandIn]:
     """A class or one student: each thing in the innermost folder that says nothing of a student."""
-    folder, inside = top, within(top)
-    while (inner := _only(inside, names)) is not None:
-        of_a_zip = isinstance(folder, InZip) and not inside.papers  # whose name is the student's
+    folder, contents = top, within(top)
+    while (inner := _only(contents, names)) is not None:
+        if platforms.sender(inner.name):
+            break
+        of_a_zip = isinstance(folder, InZip) and not contents.files  # whose name is the student's
         if not of_a_zip and not _holds_a_class(inner, names):
             break
-        if inside.papers or inside.problems:
-            yield _rest(folder, top, inside.papers, [], inside.problems)
-        folder, inside = inner, within(inner)
-    mine = [one for one in inside.papers if not one.zipped and is_exercise(one.stem, names)]
-    theirs = [one for one in inside.papers if one not in mine]
-    found = {one.path: gathered(one) for one in inside.folders}
-    a_class = bool(theirs or any(one.papers for one in found.values()) or (found and not mine))
-    if mine or inside.problems or not a_class:
-        yield _rest(folder, top, mine, () if a_class else inside.others, inside.problems)
+        if contents.files:
+            yield _rest(folder, top, contents.files, [], contents.problems)
+        elif contents.problems:
+            yield HandIn("", folder.path, folder.where, problems=contents.problems)
+        folder, contents = inner, within(inner)
+    own_files = [one for one in contents.files if not one.zipped and is_exercise(one.stem, names)]
+    students_files = [one for one in contents.files if one not in own_files]
+    found = {one.path: gathered(one) for one in contents.folders}
+    a_class = bool(
+        students_files or any(one.files for one in found.values()) or (found and not own_files)
+    )
+    problems = contents.problems
+    if a_class and not own_files and problems:
+        yield HandIn("", folder.path, folder.where, problems=problems)
+        problems = []
+    if own_files or problems or not a_class:
+        yield _rest(folder, top, own_files, () if a_class else contents.others, problems)
     if not a_class:
         return
-    for one in theirs:
+    for one in students_files:
         yield HandIn(one.stem, one.path, one.where, [one], own=not one.zipped)
-    for one in inside.folders:
+    for one in contents.folders:
         all_of_it = found[one.path]
         lines = all_of_it.others, all_of_it.problems
-        yield HandIn(one.name, one.path, one.where, all_of_it.papers, *lines)
-    for name in inside.others if theirs or not mine else ():
+        yield HandIn(one.name, one.path, one.where, all_of_it.files, *lines)
+    for name in contents.others if students_files or not own_files else ():
         where = in_path(f"{folder.where}/{name}")
         yield HandIn(Path(name).stem, f"{folder.path}/{name}", where, problems=[(where, NO_FILE)])
 
@@ -113,19 +161,19 @@ def _class(top: Folder, names: Sequence[str], stack: ExitStack) -> Iterator[Hand
 def _rest(
     folder: Folder,
     top: Folder,
-    papers: Sequence[Paper],
+    files: Sequence[NotebookFile],
     others: Sequence[str],
     problems: Sequence[tuple[str, str]],
 ) -> HandIn:
     """What lies in a folder and names nobody: it is the folder's, or the zip's that it lies in."""
     name = top.name if isinstance(folder, InZip) else _owner(folder.path)
-    return HandIn(name, folder.path, folder.where, papers, others, problems)
+    return HandIn(name, folder.path, folder.where, files, others, problems)
 
 
-def _only(inside: Inside, names: Sequence[str]) -> Folder | None:
+def _only(contents: FolderContents, names: Sequence[str]) -> Folder | None:
     """The only folder, where nothing beside it has a student's name."""
-    named = [one for one in inside.papers if one.zipped or not is_exercise(one.stem, names)]
-    return inside.folders[0] if len(inside.folders) == 1 and not named else None
+    named = [one for one in contents.files if one.zipped or not is_exercise(one.stem, names)]
+    return contents.folders[0] if len(contents.folders) == 1 and not named else None
 
 
 def _holds_a_class(folder: Folder, names: Sequence[str]) -> bool:
@@ -135,16 +183,16 @@ def _holds_a_class(folder: Folder, names: Sequence[str]) -> bool:
     folder of a single notebook is its student's.
     """
     here = within(folder)
-    own = [one for one in here.papers if not one.zipped and not is_exercise(one.stem, names)]
+    own = [one for one in here.files if not one.zipped and not is_exercise(one.stem, names)]
     if len(own) > 1:
         return True
-    if len(here.papers) > len(own) + sum(one.zipped for one in here.papers):
+    if len(here.files) > len(own) + sum(one.zipped for one in here.files):
         return False
-    papers = (paper for found in below(folder) for paper in found.papers)
-    many = len(list(islice(papers, 2)))
+    files = (file for found in below(folder) for file in found.files)
+    many = len(list(islice(files, 2)))
     if many == 0:
         return len(here.folders) > 1
-    return many > 1 or not here.papers
+    return many > 1 or not here.files
 
 
 def nothing(hand_in: HandIn) -> str:

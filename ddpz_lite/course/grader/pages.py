@@ -1,11 +1,23 @@
-"""Reports for people: a student's page, as HTML and as Markdown, and the teacher's summary."""
+"""Reports for people: a student's page, as HTML and as Markdown, and the teacher's summary.
+
+Plain Python and no template engine: nearly every word goes through the escapes of `text`, which a
+template would have to name at each place too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddpz_lite.course.grader.nbval import summed
-from ddpz_lite.course.grader.report import MISSING, UNLISTED, Box, Chapter, Report, chapters
+from ddpz_lite.course.grader.report import (
+    MISSING,
+    NO_STUDENT,
+    UNLISTED,
+    Box,
+    Chapter,
+    Report,
+    chapters,
+)
 from ddpz_lite.course.grader.text import in_html, in_markdown
 
 MARKS = {"pass": "✓", "fail": "✗", "not judged": "–"}
@@ -94,7 +106,8 @@ def _md_box(box: Box) -> Iterator[str]:
     if box.sentence:
         yield f"{in_markdown(box.sentence)}\n"
     for item in box.items:
-        yield f"- {MARKS[item.mark]} {in_markdown(item.text)}"
+        line_break = "\\" if item.says else ""
+        yield f"- {MARKS[item.mark]} {in_markdown(item.text)}{line_break}"
         if item.says:
             yield f"  {in_markdown(item.says)}"
     yield ""
@@ -113,15 +126,15 @@ def summary(report: Report) -> str:
         "# Grades",
         "",
         f"{counts}; {len(report.lost)} not graded.",
-        *([f"{in_markdown(summed(report.said))}."] if report.said else []),
+        *([f"{in_markdown(summed(report.nbval))}."] if report.nbval else []),
         "",
         "| student | exercise | points | tasks |",
         "|---|---|---:|---|",
         *_rows(report),
     ]
-    lost = [(one.student, f"{one.where}: {one.reason}") for one in report.lost]
-    warnings = [(grade.student, text) for grade in report.grades for text in grade.warnings]
-    look = [*warnings, *((name, UNLISTED) for name in report.unlisted)]
+    lost = [(one.student or NO_STUDENT, f"{one.where}: {one.reason}") for one in report.lost]
+    texts = [(g.student, text) for g in report.grades for text in (*g.warnings, *g.notes)]
+    look = [*texts, *((name, UNLISTED) for name in report.unlisted), *report.look]
     missing = [(name, MISSING) for name in report.missing]
     for head, found in (("Not graded", lost), ("Missing", missing), ("To look at", look)):
         if found:

@@ -17,10 +17,10 @@ from ddpz_lite.course.grader.text import in_path
 MIB = 1 << 20
 NOTEBOOK = 16 * MIB  # bytes of one notebook, its outputs included
 FILES = 10_000  # of one student, folders counted too; what lies deeper is not looked at
-PAPERS = 200  # notebooks of one student
+MAX_NOTEBOOKS = 200  # notebooks of one student
 DEPTH = 8  # folders within folders
 LINK = "it is a link; hand in the file itself"
-ODD = "it is no file but a pipe, a socket or a device; hand in the notebook itself"
+ODD = "it is not a file but a pipe, a socket or a device; hand in the notebook itself"
 TOO_MANY = (
     f"it holds more than {FILES} files, and the rest was not looked at; hand in notebooks alone"
 )
@@ -37,7 +37,7 @@ COURSE = ("exercises", "solutions")  # folders that name no student
 
 
 @dataclass(frozen=True)
-class Paper:
+class NotebookFile:
     """A notebook or a zip."""
 
     path: str  # of this machine, or inside the zip: what it is known by
@@ -45,14 +45,16 @@ class Paper:
     where: str  # what the teacher finds it by
     load: Callable[[], bytes]  # raises NotTaken
     zipped: bool = False
+    late: bool = False  # by the platform's word
+    order: tuple[int, ...] = ()  # of attempts, as the platform counts them
 
 
 @dataclass
-class Inside:
+class FolderContents:
     """What lies in a folder, by name."""
 
     folders: list[Folder] = field(default_factory=list)
-    papers: list[Paper] = field(default_factory=list)
+    files: list[NotebookFile] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # other files
     problems: list[tuple[str, str]] = field(default_factory=list)  # (where, reason)
 
@@ -65,7 +67,7 @@ class Folder(Protocol):
     where: str
 
     @property
-    def inside(self) -> Inside: ...
+    def contents(self) -> FolderContents: ...
 
 
 @dataclass
@@ -77,8 +79,8 @@ class OnDisk:
     where: str
 
     @cached_property
-    def inside(self) -> Inside:
-        found = Inside()
+    def contents(self) -> FolderContents:
+        found = FolderContents()
         try:
             with os.scandir(self.path) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
@@ -88,7 +90,7 @@ class OnDisk:
             found.problems.append((self.where, f"the folder cannot be read ({error.strerror})"))
         return found
 
-    def _sort(self, entry: os.DirEntry, found: Inside) -> None:
+    def _sort(self, entry: os.DirEntry, found: FolderContents) -> None:
         where, path = in_path(f"{self.where}/{entry.name}"), Path(entry.path)
         if entry.is_symlink():
             found.problems.append((where, LINK))
@@ -96,13 +98,13 @@ class OnDisk:
             found.folders.append(OnDisk(entry.name, entry.path, where))
         elif not entry.is_file():
             found.problems.append((where, ODD))
-        elif is_paper(entry.name):
-            found.papers.append(on_disk(path, where))
+        elif is_notebook_or_zip(entry.name):
+            found.files.append(on_disk(path, where))
         else:
             found.others.append(entry.name)
 
 
-def is_paper(name: str) -> bool:
+def is_notebook_or_zip(name: str) -> bool:
     return name.lower().endswith((".ipynb", ".zip"))
 
 
@@ -113,10 +115,10 @@ def junk(name: str, folder: bool) -> bool:
     )
 
 
-def on_disk(path: Path, where: str) -> Paper:
+def on_disk(path: Path, where: str) -> NotebookFile:
     """A notebook or zip of this machine."""
     load = partial(_bytes, path)
-    return Paper(str(path), path.stem, where, load, zipped=path.suffix.lower() == ".zip")
+    return NotebookFile(str(path), path.stem, where, load, zipped=path.suffix.lower() == ".zip")
 
 
 def opened(path: Path | str) -> int:
@@ -153,63 +155,63 @@ def capped(raw: bytes) -> bytes:
 # ---- folders within folders ----
 
 
-def within(folder: Folder) -> Inside:
+def within(folder: Folder) -> FolderContents:
     """What lies in a folder and its folder `exercises`; of a copy of the course, the work alone."""
-    here = folder.inside
+    here = folder.contents
     names = {one.name for one in here.folders}
     checkout = bool(names.intersection(WORK) and names.intersection(OURS))
     course = WORK if checkout else COURSE
-    found = Inside([], list(here.papers), list(here.others), list(here.problems))
+    found = FolderContents([], list(here.files), list(here.others), list(here.problems))
     for one in here.folders:
         if one.name in course:
-            _add(found, _copies(one) if one.name == MY else one.inside)
+            _add(found, _copies(one) if one.name == MY else one.contents)
         elif not checkout:
             found.folders.append(one)
     return found
 
 
-def _copies(mine: Folder) -> Inside:
+def _copies(folder: Folder) -> FolderContents:
     """What lies in my/: its exercises, and not its lessons, which are nobody's answers."""
-    here = mine.inside
-    found = Inside([], list(here.papers), list(here.others), list(here.problems))
+    here = folder.contents
+    found = FolderContents([], list(here.files), list(here.others), list(here.problems))
     for one in here.folders:
         if one.name == "exercises":
-            _add(found, one.inside)
+            _add(found, one.contents)
         elif one.name not in OURS:
             found.folders.append(one)
     return found
 
 
-def _add(found: Inside, inner: Inside) -> None:
+def _add(found: FolderContents, inner: FolderContents) -> None:
     found.folders += inner.folders
-    found.papers += inner.papers
+    found.files += inner.files
     found.others += inner.others
     found.problems += inner.problems
 
 
-def below(folder: Folder) -> Iterator[Inside]:
+def below(folder: Folder) -> Iterator[FolderContents]:
     """All that lies below a folder, what is nearest first: deep junk hides no notebook above it."""
     seen, todo = 0, deque([(folder, 1)])
     while todo:
         one, depth = todo.popleft()
         found = within(one)
-        seen += len(found.folders) + len(found.papers) + len(found.others)
+        seen += len(found.folders) + len(found.files) + len(found.others)
         if depth > DEPTH:
-            yield Inside(problems=[(one.where, TOO_DEEP)])
+            yield FolderContents(problems=[(one.where, TOO_DEEP)])
             continue
         yield found
         if seen > FILES and (found.folders or todo):
-            yield Inside(problems=[(folder.where, TOO_MANY)])
+            yield FolderContents(problems=[(folder.where, TOO_MANY)])
             return
         todo += [(inner, depth + 1) for inner in found.folders]
 
 
-def gathered(folder: Folder) -> Inside:
+def gathered(folder: Folder) -> FolderContents:
     """All that lies below a folder, in the order of names, zips after notebooks."""
-    whole = Inside()
+    whole = FolderContents()
     for found in below(folder):
-        whole.papers += found.papers
+        whole.files += found.files
         whole.others += found.others
         whole.problems += found.problems
-    whole.papers.sort(key=lambda paper: (paper.zipped, paper.path))
+    whole.files.sort(key=lambda file: (file.zipped, file.path))
     return whole

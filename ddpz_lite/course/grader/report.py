@@ -1,7 +1,7 @@
-"""What a class is told, before it has a form: pages and formats write it down.
+"""The content of reports; `pages` and `formats` give it a form.
 
-A student's report says what was looked at, what was found and where to go on. It never says what
-was expected: the sentences come from the judges, and a hint is the task's own first one.
+A student's report says what was checked, what was found and how to continue. It never says what was
+expected: the sentences come from the judges, and a hint is the task's own first one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ddpz_lite.course.check.score import Finding, Verdict
 from ddpz_lite.course.check.task import Task
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.exercise import Pristine
-from ddpz_lite.course.grader.nbval import Reports, Said
+from ddpz_lite.course.grader.nbval import NbvalReport, Reports
+from ddpz_lite.course.grader.people import Roster
 from ddpz_lite.course.grader.submission import NotGraded
 
 NBVAL = {"passed": "pass", "failed": "fail"}  # its words -> ours; others are not judged
@@ -26,23 +27,26 @@ NBVAL_ABOUT = (
 )
 LATER = "not judged: the first must be right before it"
 MISSING = "handed in nothing, or under another name"
-UNLISTED = "is not in the roster"
+UNLISTED = "is not in the roster, or has a name that two of it share"
+NO_STUDENT = "no student"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is said about submissions: all of a class, or one student's."""
+    """The results of a class, or of one student."""
 
     grades: Sequence[Grade]
     lost: Sequence[NotGraded]
     exercises: Mapping[str, Pristine]
     terms: Terms
-    said: Reports = field(default_factory=dict)  # by nbval
+    nbval: Reports = field(default_factory=dict)  # by nbval
     missing: Sequence[str] = ()  # in the roster, and not here
     unlisted: Sequence[str] = ()  # here, and not in the roster
+    roster: Roster | None = None
+    look: Sequence[tuple[str, str]] = ()  # (student, what the teacher should look at)
 
     @property
-    def points(self) -> int:
+    def points(self) -> float:
         return sum(grade.points for grade in self.grades)
 
     @property
@@ -64,11 +68,28 @@ class Report:
     def students(self) -> dict[str, Report]:
         """Each student's own report, by name."""
         parts: dict[str, tuple[list[Grade], list[NotGraded]]] = {}
-        for one in [*self.grades, *self.lost]:
-            mine = parts.setdefault(one.student, ([], []))
-            mine[isinstance(one, NotGraded)].append(one)
+        for one in [*self.grades, *(one for one in self.lost if one.student)]:
+            parts_of = parts.setdefault(one.student, ([], []))
+            parts_of[isinstance(one, NotGraded)].append(one)
         names = sorted(parts, key=lambda name: (name.casefold(), name))
-        return {name: Report(*parts[name], self.exercises, self.terms, self.said) for name in names}
+        return {
+            name: Report(*parts[name], self.exercises, self.terms, self.nbval) for name in names
+        }
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """Exercise -> its title for a platform's gradebook, of those that were graded."""
+        lessons = sorted({grade.lesson for grade in self.grades})
+        return {lesson: f"{lesson} {self.exercises[lesson].title}" for lesson in lessons}
+
+    @property
+    def possible(self) -> dict[str, int]:
+        """Exercise -> the most points that it can give, of those that were graded."""
+        return {grade.lesson: grade.out_of for grade in self.grades}
+
+    def marks_of(self, student: str) -> dict[str, float]:
+        """Exercise -> points of a student, lateness and overrides included."""
+        return {g.lesson: g.points for g in self.grades if g.student == student}
 
     @property
     def stamp(self) -> str:
@@ -81,13 +102,13 @@ class Report:
     def stamps(self) -> dict[str, Any]:
         """What every report says of the terms on which it was made.
 
-        The seed stands in the teacher's alone: who knows it can draw the inputs.
+        Only the teacher's reports have the seed, because it determines the inputs.
         """
         return {"version": self.terms.version, "sandbox": self.terms.sandbox}
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """What the student is told about a task, in lines."""
+    """The sentences about a task, for the student."""
     lines = [verdict.sentence] if verdict.sentence else []
     for found in verdict.findings:
         lines.append(f"{found.outcome}: {found.says} ({found.points} of {found.out_of})")
@@ -100,7 +121,7 @@ def sentences(verdict: Verdict) -> list[str]:
 
 @dataclass(frozen=True)
 class Item:
-    """A line with a mark, and what is said about it."""
+    """A line with a mark and an explanation."""
 
     mark: str  # "pass", "fail", "not judged"
     text: str
@@ -134,10 +155,10 @@ def chapters(report: Report) -> Iterator[Chapter]:
     for grade in report.grades:
         title = report.exercises[grade.lesson].title
         head = f"{grade.lesson} {title}: {grade.points} of {grade.out_of} points"
-        notes = [f"{_capital(text)}." for text in grade.warnings]
+        notes = [*grade.notes, *(f"{_capital(text)}." for text in grade.warnings)]
         yield Chapter(head, notes, boxes=[_box(v, report.tasks[v.task]) for v in grade.verdicts])
-        if told := report.said.get((grade.student, grade.lesson)):
-            yield Chapter(NBVAL_HEAD, about=NBVAL_ABOUT, boxes=[Box(list(_nbval(told)))])
+        if found := report.nbval.get((grade.student, grade.lesson)):
+            yield Chapter(NBVAL_HEAD, about=NBVAL_ABOUT, boxes=[Box(list(_nbval(found)))])
     for one in report.lost:
         yield Chapter(one.where, about=f"Not graded: {one.reason}.")
 
@@ -148,22 +169,31 @@ def _box(verdict: Verdict, task: Task) -> Box:
         word=f"{verdict.points} of {verdict.out_of} points, {verdict.status}",
         solved=verdict.solved,
         sentence=verdict.sentence,
-        items=[_item(found, verdict) for found in verdict.findings],
+        items=[_item(found, verdict) for found in _shown(verdict)],
         onward=task.debrief if verdict.solved else f"Hint: {task.hints[0]}",
     )
 
 
+def _shown(verdict: Verdict) -> list[Finding]:
+    """The findings to list: of a task that was not attempted, only what the teacher added."""
+    if verdict.status != "not attempted":
+        return list(verdict.findings)
+    return [found for found in verdict.findings if not found.out_of]
+
+
 def _item(found: Finding, verdict: Verdict) -> Item:
-    later = found.outcome == "not judged" and not (verdict.sentence or found.sentence)
-    text = f"{found.says}: {found.points} of {found.out_of}" + (f" ({LATER})" if later else "")
+    later = found.outcome == "not judged" and found.out_of and not verdict.sentence
+    later = later and not found.sentence
+    points = f"{found.points} of {found.out_of}" if found.out_of else f"{found.points:+g}"
+    text = f"{found.says}: {points}" + (f" ({LATER})" if later else "")
     return Item(found.outcome, text, _capital(found.sentence))
 
 
-def _nbval(told: Said) -> Iterator[Item]:
+def _nbval(found: NbvalReport) -> Iterator[Item]:
     """Which cell and what became of it, with the first lines of a failure."""
-    if told.trouble:
-        yield Item("not judged", f"nbval gave no report: {told.trouble}")
-    for cell in told.cells:
+    if found.trouble:
+        yield Item("not judged", f"nbval gave no report: {found.trouble}")
+    for cell in found.cells:
         outcome = cell.outcome or "not in the report"
         yield Item(NBVAL.get(outcome, "not judged"), f"{cell.task}: {outcome}", cell.says)
 

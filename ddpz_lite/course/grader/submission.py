@@ -1,4 +1,4 @@
-"""What becomes of what was handed in: a submission, or the reason why there is nothing to grade."""
+"""What intake returns: a submission, or the reason why there is nothing to grade."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Submission:
     answers: tuple[tuple[str, str], ...]  # (id of the course's cell, source), each id once
     warnings: tuple[str, ...] = ()
     elsewhere: frozenset[str] = frozenset()  # names that cells which are not taken seem to define
+    late: bool = False  # by the platform's word
 
 
 @dataclass(frozen=True)
 class NotGraded:
-    """What has no grade: whose it is, what the teacher finds it by, why, and the cure."""
+    """What has no grade: the student ("" for none), where it is, why, and the fix."""
 
     student: str
     where: str

@@ -1,4 +1,7 @@
-"""Zips as folders: members are read in memory, within limits, and nothing is unpacked to disk."""
+"""Zips as folders: members are read in memory, within limits, and nothing is unpacked to disk.
+
+Some programs on Windows write `\\` between folders; it is read as `/`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from ddpz_lite.course.grader.places import (
     MIB,
     NOTEBOOK,
     TOO_DEEP,
-    Inside,
-    Paper,
+    FolderContents,
+    NotebookFile,
     capped,
-    is_paper,
+    is_notebook_or_zip,
     junk,
     opened,
 )
@@ -43,7 +46,7 @@ class InZip:
     name: str
     path: str
     where: str
-    inside: Inside = field(default_factory=Inside)
+    contents: FolderContents = field(default_factory=FolderContents)
 
 
 class _Bounded(io.FileIO):
@@ -55,7 +58,7 @@ class _Bounded(io.FileIO):
         return super().read(size)
 
 
-def unzipped(whole: Paper, stack: ExitStack) -> InZip:
+def unzipped(whole: NotebookFile, stack: ExitStack) -> InZip:
     """A zip as a folder. Raises NotTaken.
 
     It stays open in `stack`: to open it anew for each notebook is to read its list each time.
@@ -72,17 +75,18 @@ def unzipped(whole: Paper, stack: ExitStack) -> InZip:
         raise NotTaken(f"the zip cannot be read: {in_path(str(error))}") from None
 
 
-def _tree(archive: zipfile.ZipFile, whole: Paper) -> InZip:
+def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
     """The folders of a zip. A list that is as long as it likes costs its length, once."""
     members = archive.infolist()
     if not members:
         raise NotTaken("the zip is empty")
-    size = sum(member.file_size for member in members if is_paper(member.filename))
+    size = sum(member.file_size for member in members if is_notebook_or_zip(member.filename))
     if size > UNPACKED:
         raise NotTaken(f"the zip's notebooks are larger than {UNPACKED // MIB} MiB together")
     top = InZip(whole.stem, whole.path, whole.where)
     folders, seen = {(): top}, set()
     for member in sorted(members, key=lambda member: member.filename):
+        member.filename = member.filename.replace("\\", "/")
         parts = PurePosixPath(member.filename).parts
         problem = _unsafe(member, parts)
         if not problem and _junk(parts, member.is_dir()):
@@ -91,7 +95,7 @@ def _tree(archive: zipfile.ZipFile, whole: Paper) -> InZip:
         problem = problem or _problem(member, parts, seen)
         seen.add(member.filename)
         safe = () if problem else parts if member.is_dir() else parts[:-1]
-        found = _folder(safe, folders).inside
+        found = _folder(safe, folders).contents
         if problem:
             found.problems.append((where, problem))
         elif not member.is_dir():
@@ -104,18 +108,22 @@ def _folder(parts: tuple[str, ...], folders: dict[tuple[str, ...], InZip]) -> In
         outer = _folder(parts[:-1], folders)
         path, where = f"{outer.path}/{parts[-1]}", in_path(f"{outer.where}/{parts[-1]}")
         folders[parts] = InZip(parts[-1], path, where)
-        outer.inside.folders.append(folders[parts])
+        outer.contents.folders.append(folders[parts])
     return folders[parts]
 
 
 def _sort(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, found: Inside, where: str, whole: Paper
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    found: FolderContents,
+    where: str,
+    whole: NotebookFile,
 ) -> None:
     path = PurePosixPath(member.filename)
-    if is_paper(path.name):
+    if is_notebook_or_zip(path.name):
         load, name = partial(_unpacked, archive, member), f"{whole.path}/{member.filename}"
         zipped = path.suffix.lower() == ".zip"
-        found.papers.append(Paper(name, path.stem, where, load, zipped))
+        found.files.append(NotebookFile(name, path.stem, where, load, zipped))
     else:
         found.others.append(path.name)
 
@@ -132,8 +140,8 @@ def _unsafe(member: zipfile.ZipInfo, parts: tuple[str, ...]) -> str | None:
         return "its name in the zip holds a NUL; zip it again"
     if not name:
         return "it has no name in the zip; zip it again"
-    if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
-        return "its name in the zip is an absolute path or one of another system"
+    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
+        return "its name in the zip is an absolute path"
     if ".." in parts:
         return "its name in the zip leads out of the zip (..)"
     return None
@@ -145,7 +153,7 @@ def _problem(member: zipfile.ZipInfo, parts: tuple[str, ...], seen: set[str]) ->
         return TOO_DEEP
     if stat.S_ISLNK(member.external_attr >> 16):
         return LINK
-    if member.flag_bits & 1 and is_paper(member.filename):
+    if member.flag_bits & 1 and is_notebook_or_zip(member.filename):
         return "it is encrypted; hand in a zip without a password"
     return "the zip holds two files of this name" if member.filename in seen else None
 

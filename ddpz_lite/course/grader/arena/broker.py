@@ -1,8 +1,8 @@
-"""The broker: one case, heard and answered by one loop in the trusted process.
+"""The broker: one event loop in the trusted process serves all ranks of one case.
 
-The ranks have no other way to reach each other. So the ledger is what passed here, with this
-process's clock, and a hang or a mismatch is known and not inferred. A rank's frames are data: each
-is checked before it is used, and a rank that sends what no honest rank sends ends the case.
+The ranks have no other channel to each other. So the ledger records what passed here, with this
+process's clock, and a hang or a mismatch is observed rather than inferred. A rank's frames are
+data: each is checked before use, and a frame that no honest rank sends ends the case.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ddpz_lite.course.grader.arena.crowd import kept_waiting
 from ddpz_lite.course.grader.arena.exchange import Exchange
 from ddpz_lite.course.grader.arena.perform import count_of
 from ddpz_lite.course.grader.sandbox.frames import Inbox, Refused, clean
-from ddpz_lite.course.grader.sandbox.leash import Leash, NoRanks, let_go
+from ddpz_lite.course.grader.sandbox.handle import NoRanks, SandboxHandle, release
 from ddpz_lite.course.grader.sandbox.limits import MIB, Limits
 from ddpz_lite.course.grader.sandbox.usage import family, memory
 from ddpz_lite.launcher.failure import Failure, from_exception, root_cause
 from ddpz_lite.wire import Network, Record, Span
 
-TICK = 0.05  # seconds between two looks at what is not a frame
-LOOK = 0.1  # seconds between two looks at the memory
-GRACE = 0.1  # seconds to hear the other ranks once the cause is known
+TICK = 0.05  # seconds between two checks of the clock
+LOOK = 0.1  # seconds between two checks of the memory
+GRACE = 0.1  # seconds in which other ranks may still report once one has failed
 MOST = 20  # times its timeout that a case may take, however busy the machine
-BURST = 64  # frames taken from one rank before the others are heard
+BURST = 64  # frames read from one rank before the other ranks' turn
 CELL = re.compile(r"(cell [\w.-]+):(\d+)")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a case ended; see `Observed`. cell: the earlier cell that is to blame, if one is."""
+    """How a case ended; see `Observed`. cell: the earlier cell that caused it, or None."""
 
     outcome: str
     sentence: str = ""
@@ -48,15 +48,15 @@ class Ending:
 
 
 class Broker:
-    """One case, from its orders to its ending: who is there, what they say, when it is over.
+    """One case, from its orders to its ending.
 
-    What passes between the ranks is its exchange's. orders: for each rank a head and the packed
-    inputs. cells: how many there are.
+    It knows the ranks' state, their results and failures. Data between ranks passes its exchange.
+    orders: for each rank a head and the packed inputs. cells: how many there are.
     """
 
     def __init__(
         self,
-        leashes: Sequence[Leash],
+        handles: Sequence[SandboxHandle],
         orders: Sequence[tuple[dict[str, Any], bytes]],
         *,
         timeout: float,
@@ -65,13 +65,13 @@ class Broker:
         cells: int,
     ) -> None:
         self.clients = [
-            Client(rank, leash, Inbox(leash.line, limits.message + MIB))
-            for rank, leash in enumerate(leashes)
+            Client(rank, handle, Inbox(handle.line, limits.message + MIB))
+            for rank, handle in enumerate(handles)
         ]
         self.exchange = Exchange(self.clients, limits, network)
         self.watch = self.exchange.watch
         self.orders, self.limits, self.cells = orders, limits, cells
-        self.timeout = timeout * limits.patience
+        self.timeout = timeout * limits.timeout_factor
         self.failures: list[Failure] = []
         self.ruling: tuple[str, str, int | None] | None = None  # outcome, sentence, rank
         self.asked_at = self.looked = 0.0
@@ -79,11 +79,11 @@ class Broker:
 
     @property
     def verdict(self) -> tuple[str, str, int | None] | None:
-        """How the case ends, once that is known here or in the exchange."""
+        """How the case ends, once the broker or the exchange knows."""
         return self.ruling or self.exchange.verdict
 
     def run(self) -> Ending:
-        """Serve the ranks to the end of the case. Raises NoRanks. All of them are gone then."""
+        """Serve the ranks until the case ends; no rank is left afterwards. Raises NoRanks."""
         self.began = time.monotonic()
         try:
             self._register()
@@ -93,21 +93,21 @@ class Broker:
             return self._ending()
         finally:
             self.selector.close()
-            let_go([client.leash for client in self.clients])
+            release([client.handle for client in self.clients])
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def _register(self) -> None:
         for client in self.clients:
             for sock, handler in (
-                (client.leash.line, self._hear),
-                (client.leash.control, self._news),
-                (client.leash.output, self._printed),
+                (client.handle.line, self._receive),
+                (client.handle.control, self._supervisor_message),
+                (client.handle.output, self._printed),
             ):
                 self.selector.register(sock, selectors.EVENT_READ, (handler, client))
 
     def _round(self) -> None:
-        """Give out what is due, then hear everyone once."""
+        """Send what is due, then receive from every rank once."""
         wait = self.exchange.give_due()
         self._ask_for_room()
         for key, events in self.selector.select(TICK if wait is None else min(TICK, wait)):
@@ -118,15 +118,15 @@ class Broker:
                 handler(client)
 
     def _ask_for_room(self) -> None:
-        """Be told when a socket takes more, where there is more for it."""
+        """Select on writability for sockets with unsent data."""
         for client in self.clients:
             if client.here:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
-                key = self.selector.get_key(client.leash.line)
+                key = self.selector.get_key(client.handle.line)
                 if key.events != events:
-                    self.selector.modify(client.leash.line, events, key.data)
+                    self.selector.modify(client.handle.line, events, key.data)
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         """Frames from a rank."""
         try:
             for _ in range(BURST):
@@ -142,39 +142,39 @@ class Broker:
     def _forget(self, client: Client) -> None:
         client.here = False
         with contextlib.suppress(KeyError):
-            self.selector.unregister(client.leash.line)
+            self.selector.unregister(client.handle.line)
 
-    def _news(self, client: Client) -> None:
-        """From the keeper of a rank: its process, how it ended, why it could not be made."""
-        if client.leash.hear():
+    def _supervisor_message(self, client: Client) -> None:
+        """Receive from a rank's supervisor: its pid, its exit status, or why it could not start."""
+        if client.handle.receive():
             self._ended(client)
-        if not client.leash.held:
-            self.selector.unregister(client.leash.control)
-            if client.leash.status is None and self.verdict is None:
-                raise NoRanks("the process that keeps a rank has died")
+        if not client.handle.supervised:
+            self.selector.unregister(client.handle.control)
+            if client.handle.status is None and self.verdict is None:
+                raise NoRanks("the supervisor of a rank has died")
 
     def _printed(self, client: Client) -> None:
-        if not client.leash.drain(self.limits.output):
-            self.selector.unregister(client.leash.output)
+        if not client.handle.drain(self.limits.output):
+            self.selector.unregister(client.handle.output)
 
     def _ended(self, client: Client) -> None:
-        """A process is gone. Its last frames are read first."""
+        """A rank's process has ended. Its last frames are read first."""
         while client.here and self.verdict is None:
             before = client.frames
-            self._hear(client)
+            self._receive(client)
             if client.frames == before:
                 break
         if not client.done and self.verdict is None:
             at = "" if client.where == "?" else f"; last seen at {client.where}"
-            sentence = _death(client.leash.status) + at
+            sentence = _death(client.handle.status) + at
             self.failures.append(Failure(client.rank, "died", time.monotonic(), sentence))
-            self._settle(client, "ended")
+            self._finish(client, "ended")
 
-    def _settle(self, client: Client, phase: str) -> None:
+    def _finish(self, client: Client, phase: str) -> None:
         client.phase = phase
-        self.watch.go_on(client.rank, "raised" if phase == "ended" else phase)
+        self.watch.resume(client.rank, "raised" if phase == "ended" else phase)
 
-    # -- what a rank may say -----------------------------------------------------------------------
+    # -- frames of a rank -------------------------------------------------------------------------
 
     def _obey(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
         client.frames += 1
@@ -182,14 +182,16 @@ class Broker:
             raise Refused(f"sent more than {self.limits.frames} frames")
         try:
             kind = head.get("kind")
-            if not (kind in OURS or kind in EXCHANGED) or (body and kind not in WITH_BODY):
+            if not (kind in OWN_KINDS or kind in EXCHANGE_KINDS) or (
+                body and kind not in WITH_BODY
+            ):
                 raise Refused("sent a frame of no known kind")
             if (client.phase == "starting") != (kind == "ready"):
                 raise Refused("spoke out of turn")
-            if kind in EXCHANGED:
-                EXCHANGED[kind](self.exchange, client, head, body)
+            if kind in EXCHANGE_KINDS:
+                EXCHANGE_KINDS[kind](self.exchange, client, head, body)
             else:
-                OURS[kind](self, client, head, body)
+                OWN_KINDS[kind](self, client, head, body)
         except (TypeError, ValueError, LookupError, AttributeError):  # a list for a word, say
             raise Refused("sent a frame that makes no sense") from None
 
@@ -199,7 +201,7 @@ class Broker:
             return
         self.exchange.begin()
         for other, (orders, inputs) in zip(self.clients, self.orders, strict=True):
-            self.watch.go_on(other.rank)
+            self.watch.resume(other.rank)
             self.exchange.send(other, orders, [inputs])
 
     def _cell(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
@@ -228,35 +230,35 @@ class Broker:
 
     def _go(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
         client.waits = None
-        self.watch.go_on(client.rank)
+        self.watch.resume(client.rank)
 
     def _result(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
         if client.done:
             raise Refused("sent a second result")
         client.result = bytes(body)
-        self._settle(client, "returned")
+        self._finish(client, "returned")
         self.exchange.hold(client, len(body))
 
     def _raised(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
         if client.done:
             raise Refused("sent a second result")
-        told = {
+        message = {
             "type": clean(head.get("type"), 60),
             "summary": clean(head.get("summary"), 300),
             "messages": [clean(head.get("message"), 300)],
             "where": None if head.get("where") is None else line_of_code(head["where"]),
             "traceback": "",
         }
-        failure = from_exception(client.rank, time.monotonic(), told)
+        failure = from_exception(client.rank, time.monotonic(), message)
         failure.kind = "unsolved" if head.get("stub") is True else "raised"
         failure.consequence = False
         self.failures.append(failure)
-        self._settle(client, "raised")
+        self._finish(client, "raised")
 
     # -- judging -----------------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Whether the case is over, and how."""
+        """Decide whether the case is over, and how."""
         now = time.monotonic()
         if self.verdict is not None:
             return
@@ -267,7 +269,7 @@ class Broker:
             self.ruling = ("ok", "", None)
         elif not self.exchange.origin:
             if now > self.began + self.limits.start:
-                raise NoRanks(f"no ranks were there after {self.limits.start:g} s")
+                raise NoRanks(f"the ranks had not started after {self.limits.start:g} s")
         elif self._time_is_up(now - self.exchange.origin):
             self._late(now)
         elif (stall := self.watch.stall()) is not None:
@@ -277,12 +279,12 @@ class Broker:
             self._look_at_memory()
 
     def _time_is_up(self, passed: float) -> bool:
-        """By the clock, less what other programs took: a neighbour costs no points. A process that
-        a rank has forked is no neighbour.
+        """Compare the clock, minus the time other programs took, with the timeout. A process that
+        a rank forked does not count as another program.
         """
         if passed <= self.timeout:
             return False
-        first = [client.leash.pid for client in self.clients if client.leash.pid is not None]
+        first = [client.handle.pid for client in self.clients if client.handle.pid is not None]
         waited = kept_waiting([pid for one in first for pid in family(one)], passed)
         return passed > MOST * self.timeout or passed - waited > self.timeout
 
@@ -293,14 +295,14 @@ class Broker:
             sentence = "not attempted yet"
         else:
             at = f" at {root.where}" if root.where and root.where not in root.sentence else ""
-            said = (
+            text = (
                 root.sentence.replace("was killed", "were killed") if root.also else root.sentence
             )
-            sentence = f"{who} {said}{at}"
+            sentence = f"{who} {text}{at}"
         self.ruling = (root.kind, sentence, root.rank)
 
     def _late(self, now: float) -> None:
-        """Time is up: ask everyone where they are, then say whom to look at first."""
+        """The time is over: ask every rank where it is, then name the one to look at first."""
         here = [client for client in self.clients if not client.done]
         if not self.asked_at:
             self.asked_at = now
@@ -323,8 +325,8 @@ class Broker:
 
     def _look_at_memory(self) -> None:
         for client in self.clients:
-            if client.leash.pid is not None and not client.done:
-                used = memory(client.leash.pid, self.limits.memory)
+            if client.handle.pid is not None and not client.done:
+                used = memory(client.handle.pid, self.limits.memory)
                 if used > self.limits.memory:
                     most = self.limits.memory // MIB
                     sentence = f"used more than {most} MiB of memory; last seen at {client.where}"
@@ -345,8 +347,8 @@ class Broker:
         )
 
 
-# What a rank may say -> who hears it.
-OURS = {
+# Kind of frame -> the method that handles it.
+OWN_KINDS = {
     "ready": Broker._ready,
     "cell": Broker._cell,
     "at": Broker._at,
@@ -356,7 +358,7 @@ OURS = {
     "result": Broker._result,
     "raised": Broker._raised,
 }
-EXCHANGED = {
+EXCHANGE_KINDS = {
     "join": Exchange.join,
     "call": Exchange.call,
     "send": Exchange.message,

@@ -1,4 +1,4 @@
-"""What the broker knows of a rank, of a process group and of what is under way."""
+"""What the broker knows of a rank, of a process group and of calls in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpz_lite.course.grader.arena.perform import Gathering
 from ddpz_lite.course.grader.sandbox.frames import Inbox, frame
-from ddpz_lite.course.grader.sandbox.leash import Leash
+from ddpz_lite.course.grader.sandbox.handle import SandboxHandle
 from ddpz_lite.wire import Record, Span
 from ddpz_lite.wire.shaping import Link
 
@@ -51,7 +51,7 @@ class Message:
 
 @dataclass
 class Group:
-    """A process group: its members as global ranks, and what is under way in it."""
+    """A process group: its members as global ranks, and its calls in flight."""
 
     index: int  # in the watch
     ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ class Client:
     """One rank, as the broker knows it."""
 
     rank: int
-    leash: Leash
+    handle: SandboxHandle
     inbox: Inbox
     link: Link = field(default_factory=Link)
     phase: str = "starting"  # "running", "returned", "raised", "ended"
@@ -79,7 +79,7 @@ class Client:
     begun: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     out: deque[memoryview] = field(default_factory=deque)
     coming: int = 0  # bytes of answers to it: in `out`, or kept back by a slower network
-    held: int = 0  # bytes sent by it that others have not taken, and its result
+    unread: int = 0  # bytes sent by it that others have not taken, and its result
     frames: int = 0
     asked: bool = False
     here: bool = True  # its socket is open
@@ -89,7 +89,7 @@ class Client:
         return self.phase in ("returned", "raised", "ended")
 
     def send(self, head: dict[str, Any], pieces: Sequence[Any] = ()) -> None:
-        """Put a frame on the way; pieces: the parts of its body."""
+        """Send a frame; pieces: the parts of its body."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         size = sum(view.nbytes for view in views)
         start = memoryview(frame(head, size))
@@ -102,7 +102,7 @@ class Client:
         try:
             while self.out and self.here:
                 view = self.out[0]
-                sent = self.leash.line.send(view)
+                sent = self.handle.line.send(view)
                 self.coming -= sent
                 if sent == view.nbytes:
                     self.out.popleft()
@@ -110,7 +110,7 @@ class Client:
                     self.out[0] = view[sent:]
         except BlockingIOError:
             pass
-        except OSError:  # the rank is gone; its keeper will say so
+        except OSError:  # the rank is gone; its supervisor will report it
             self.coming -= sum(view.nbytes for view in self.out)
             self.out.clear()
 

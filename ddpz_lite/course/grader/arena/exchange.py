@@ -1,8 +1,8 @@
-"""What passes between ranks: collectives and messages, done on the bytes that arrived.
+"""Collectives and messages between ranks, computed from the bytes that arrived.
 
-Every call is noted with this process's clock before it is answered. On a slower network the answer
-is held back until the wire's model says that it would be there (`wire.shaping`): the same link for
-each rank, the same prices.
+Every call is recorded with this process's clock before it is answered. On a slower network the
+answer is delayed until the wire's model says that it would arrive (`wire.shaping`): the same link
+for each rank, the same costs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Exchange:
     """The ranks' calls, and the answers that they wait for.
 
     It knows nothing of processes, cells or results: those are the broker's. `verdict` says why the
-    case cannot go on, once it cannot; `origin` is time.monotonic() when all ranks were there.
+    case cannot continue; `origin` is time.monotonic() when all ranks had started.
     """
 
     def __init__(self, clients: Sequence[Client], limits: Limits, network: Network | None) -> None:
@@ -43,7 +43,7 @@ class Exchange:
         self._tickets = itertools.count()
 
     def join(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
-        """A rank says that it is in a group. Raises Refused."""
+        """Add a rank to a process group. Raises Refused."""
         name, ranks = head.get("group"), head.get("ranks")
         if not isinstance(name, str) or not isinstance(ranks, list) or len(name) > 200:
             raise Refused("joined a group that makes no sense")
@@ -74,8 +74,8 @@ class Exchange:
         return group, group.ranks.index(client.rank)
 
     def call(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
-        """A rank's part in a collective: note it, compare it, and do what can be done now. Raises
-        Refused.
+        """A rank's part in a collective: record it, compare it, answer every rank that is ready.
+        Raises Refused.
         """
         group, me = self._member(client, head)
         size = len(group.ranks)
@@ -101,11 +101,11 @@ class Exchange:
         client.entries.append(asked.entry)
         self._open(client, asked.number, COLLECTIVE, asked.op, group, number, asked.where, root)
         gathering = group.gatherings[number]
-        if self._differs(client, asked, group, gathering, number):
+        if self._mismatched(client, asked, group, gathering, number):
             return
         gathering.calls[me] = asked
         self.hold(client, len(body))
-        self._go_through(group, gathering, number)
+        self._answer_ready(group, gathering, number)
 
     def _far(self, to: dict[int, int], rank: int, ranks: tuple[int, ...]) -> int:
         """Of the bytes that a rank sends, those to other nodes."""
@@ -113,36 +113,37 @@ class Exchange:
             return 0
         return self.network.inter_node_bytes(to, rank, ranks, self.world)
 
-    def _differs(
+    def _mismatched(
         self, client: Client, asked: Asked, group: Group, gathering: Gathering, number: int
     ) -> bool:
-        """Whether this call cannot belong to those of the others; then the case is over."""
-        for other, theirs in sorted(gathering.calls.items()):
-            if theirs.signature != asked.signature:
+        """Whether this call cannot belong to the other ranks' calls; then the case is over."""
+        for other, other_call in sorted(gathering.calls.items()):
+            if other_call.signature != asked.signature:
                 names = ", ".join(map(str, group.ranks))
                 self._mismatch(
                     "the ranks of a group must make the same calls in the same order, but call "
                     f"#{number} of group ({names}) differs:\n"
                     f"  rank {client.rank} calls {asked.says} at {asked.where}\n"
-                    f"  rank {group.ranks[other]} called {theirs.says} at {theirs.where}",
+                    f"  rank {group.ranks[other]} called {other_call.says} at {other_call.where}",
                     client.rank,
                 )
                 return True
         calls = {**gathering.calls, group.ranks.index(client.rank): asked}
         if (pair := perform.find_mismatch(calls)) is None:
             return False
-        (sender, taker), (mine, theirs) = pair, (calls[pair[0]], calls[pair[1]])
+        (sender, taker), (own, other_call) = pair, (calls[pair[0]], calls[pair[1]])
         self._mismatch(
             f"the split sizes of all_to_all #{number} do not fit together:\n"
-            f"  rank {group.ranks[sender]} at {mine.where} sends {mine.parts[taker]} elements to "
+            f"  rank {group.ranks[sender]} at {own.where} sends {own.parts[taker]} elements to "
             f"rank {group.ranks[taker]}\n"
-            f"  rank {group.ranks[taker]} at {theirs.where} expects {theirs.expects[sender]} of it",
+            f"  rank {group.ranks[taker]} at {other_call.where} expects "
+            f"{other_call.expects[sender]} of it",
             client.rank,
         )
         return True
 
-    def _go_through(self, group: Group, gathering: Gathering, number: int) -> None:
-        """Let go every rank that has all it needs."""
+    def _answer_ready(self, group: Group, gathering: Gathering, number: int) -> None:
+        """Answer every rank whose inputs have all arrived."""
         size = len(group.ranks)
         for me, asked in gathering.calls.items():
             needs = perform.required(asked.op, me, asked.root, size)
@@ -157,7 +158,7 @@ class Exchange:
         if len(gathering.left) == size:
             del group.gatherings[number]
             for me, asked in gathering.calls.items():
-                self.clients[group.ranks[me]].held -= len(asked.body)
+                self.clients[group.ranks[me]].unread -= len(asked.body)
 
     def _finish(
         self,
@@ -168,7 +169,7 @@ class Exchange:
         gathering: Gathering,
         pieces: Sequence[Any],
     ) -> None:
-        """Answer at once, or when the slower network would have."""
+        """Answer at once, or when the slower network would have delivered."""
         if self.network is None:
             self._answer(client, asked.number, asked.entry, pieces)
             return
@@ -176,12 +177,12 @@ class Exchange:
         latency, bandwidth = self.network.link(group.ranks, self.world)
         price = perform.price(asked, me, len(group.ranks))
         seconds = price.steps * latency + price.path / bandwidth
-        self._later(client, Transfer(lambda _: ready, 0.0, seconds, "both"), asked, pieces)
+        self._schedule(client, Transfer(lambda _: ready, 0.0, seconds, "both"), asked, pieces)
 
     # -- messages ----------------------------------------------------------------------------------
 
     def message(self, client: Client, head: dict[str, Any], body: bytearray) -> None:
-        """One end of a send or recv; both go on when both are there. Raises Refused."""
+        """One end of a send or recv; both continue when both have arrived. Raises Refused."""
         op = head["kind"]
         group, _ = self._member(client, head)
         dtype, elements, tag = head.get("dtype"), count_of(head.get("elements")), head.get("tag")
@@ -199,11 +200,11 @@ class Exchange:
         entry = Entry(op, dtype, elements, sent, far, started, where, group.ranks, peer, None)
         client.entries.append(entry)
         number = self.watch.announce(client.rank, group.index, op, other, tag)
-        mine = count_of(head.get("id"))
-        self._open(client, mine, KINDS[op], op, group, number, where, other, tag)
+        own = count_of(head.get("id"))
+        self._open(client, own, KINDS[op], op, group, number, where, other, tag)
         self.hold(client, len(body))
         arrival = self._depart(client, op, nbytes, (client.rank, other))
-        message = Message(client.rank, mine, nbytes, body, other, arrival, where, entry)
+        message = Message(client.rank, own, nbytes, body, other, arrival, where, entry)
         if op == "send":
             group.sends[client.rank, other, tag].append(message)
         else:
@@ -231,11 +232,11 @@ class Exchange:
                 continue
             queue = min(queues, key=lambda q: q[0].arrival)
             waiting.remove(receive)
-            self._pass_on(group, queue.popleft(), receive)
+            self._deliver(group, queue.popleft(), receive)
             if self.verdict is not None:
                 return
 
-    def _pass_on(self, group: Group, send: Message, receive: Message) -> None:
+    def _deliver(self, group: Group, send: Message, receive: Message) -> None:
         sender, taker = self.clients[send.rank], self.clients[receive.rank]
         if send.nbytes != receive.nbytes:
             self._mismatch(
@@ -245,7 +246,7 @@ class Exchange:
                 receive.rank,
             )
             return
-        sender.held -= len(send.body)
+        sender.unread -= len(send.body)
         source = group.ranks.index(send.rank)
         if self.network is None:
             self._answer(taker, receive.number, receive.entry, [send.body], source)
@@ -258,7 +259,7 @@ class Exchange:
             (taker, "in", receive, [send.body], source),
         ):
             transfer = Transfer(lambda _: at, latency, send.nbytes / bandwidth, way)
-            self._later(client, transfer, message, pieces, origin)
+            self._schedule(client, transfer, message, pieces, origin)
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Exchange:
         other: int | None,
         tag: int = 0,
     ) -> None:
-        """Remember where a rank would wait, should it wait for this."""
+        """Remember where a rank would wait, if it waits for this."""
         if number in client.open:
             raise Refused("used a number twice")
         client.open[number] = {
@@ -289,21 +290,21 @@ class Exchange:
 
     def hold(self, client: Client, nbytes: int) -> None:
         """Count what a rank sent and others have not taken yet."""
-        client.held += nbytes
-        self._weigh()
+        client.unread += nbytes
+        self._check_in_flight()
 
-    def _weigh(self) -> None:
-        """End the case where its ranks, all together, have more under way than they may."""
+    def _check_in_flight(self) -> None:
+        """End the case if its ranks together have more bytes in flight than allowed."""
         most = self.limits.waiting
-        if self.verdict is None and sum(one.held + one.coming for one in self.clients) > most:
-            worst = max(self.clients, key=lambda one: max(one.held, one.coming))
-            if worst.coming > worst.held:
+        if self.verdict is None and sum(one.unread + one.coming for one in self.clients) > most:
+            worst = max(self.clients, key=lambda one: max(one.unread, one.coming))
+            if worst.coming > worst.unread:
                 sentence = f"rank {worst.rank} takes nothing of what is sent"
             else:
-                sentence = f"rank {worst.rank} has the most of more than {most} bytes under way"
+                sentence = f"rank {worst.rank} has the most of more than {most} bytes in flight"
             self.verdict = ("refused", sentence, worst.rank)
 
-    def _later(
+    def _schedule(
         self,
         client: Client,
         transfer: Transfer,
@@ -330,27 +331,27 @@ class Exchange:
         client.open.pop(number, None)
         if client.waits == number:
             client.waits = None
-            self.watch.go_on(client.rank)
+            self.watch.resume(client.rank)
         head = {"kind": "done", "id": number}
         self.send(client, head if source < 0 else {**head, "source": source}, pieces)
 
     def send(self, client: Client, head: dict[str, Any], pieces: Sequence[Any] = ()) -> None:
-        """Put a frame on the way to a rank, as long as the case may have so much under way."""
+        """Send a frame to a rank, within the bytes that a case may have in flight."""
         client.send(head, pieces)
-        self._weigh()
+        self._check_in_flight()
 
     def give_due(self) -> float | None:
-        """Send the answers whose time has come; seconds until the next one's."""
+        """Send the answers that are due; returns the seconds until the next one."""
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
         return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
 
     def begin(self) -> None:
-        """All ranks are there: the clock of the ledger starts."""
+        """All ranks have started: the ledger's clock starts."""
         self.origin = time.monotonic()
 
     def now(self) -> float:
-        """Seconds since all ranks were there: the clock of the ledger."""
+        """Seconds since all ranks had started: the ledger's clock."""
         return time.monotonic() - self.origin
 
     def _mismatch(self, sentence: str, rank: int) -> None:

@@ -2,7 +2,7 @@
 
 It has torch's names from where the wire's group has them (`wire.group.TorchMethods`): each of them
 ends in `_collective` or `_message`, which here put the inputs into one frame and leave a `Sent`
-behind. A thread takes what comes back, writes it into the outputs, and wakes who waits.
+behind. A thread receives the answers, writes them into the outputs, and wakes the waiters.
 
 Only CPU tensors travel. What this file says about itself to the broker is a claim: the broker
 counts what arrives.
@@ -30,7 +30,7 @@ from ddpz_lite.wire.work import FOREVER
 from ddpz_lite.wire.worker_threads import WorkerThreads
 
 BEAT = 0.2  # seconds between two notes of where the main thread is
-SPIN = 0.002  # seconds that a wait may take before the broker is told of it
+SPIN = 0.002  # seconds that a wait may take before the broker is notified of it
 Tensors = Sequence[torch.Tensor]
 
 
@@ -47,10 +47,12 @@ class Line:
         self.over = threading.Event()
 
     def start(self) -> None:
-        """Listen in a thread of our own."""
+        """Receive in a separate thread."""
         threading.Thread(target=self._listen, name="ddpz-line", daemon=True).start()
         threading.Thread(target=self._beat, name="ddpz-beat", daemon=True).start()
-        self._own = threading.active_count() - 1  # threads of ours beside the main one
+        self._own_threads = (
+            threading.active_count() - 1
+        )  # this class's threads besides the main one
 
     def issue(self, head: dict[str, Any], inputs: Tensors, outputs: Tensors) -> Sent:
         """Send a call or a message; its result will be written into `outputs`."""
@@ -65,11 +67,11 @@ class Line:
     def tell_wait(self, number: int, bounded: bool) -> None:
         """The main thread waits; sure: nothing else of this process can move it on."""
         if threading.get_ident() == self.main:
-            sure = not bounded and threading.active_count() <= 1 + self._own
+            sure = not bounded and threading.active_count() <= 1 + self._own_threads
             self.frames.send({"kind": "wait", "id": number, "sure": sure})
 
-    def tell_go_on(self) -> None:
-        """The main thread waited with a limit, and the limit is over."""
+    def tell_resumed(self) -> None:
+        """The main thread's bounded wait is over."""
         if threading.get_ident() == self.main:
             self.frames.send({"kind": "go"})
 
@@ -136,7 +138,7 @@ class Sent(Work):
             return True
         self._line.tell_wait(self._number, bounded)
         if not self._done.wait(timeout.total_seconds() if bounded else None):
-            self._line.tell_go_on()
+            self._line.tell_resumed()
             raise RuntimeError(f"the operation took longer than {timeout.total_seconds()} s")
         return True
 
@@ -171,7 +173,7 @@ class Sent(Work):
 
 
 class BrokerGroup(wired.TorchMethods, ProcessGroup):
-    """A process group at the other end of which the broker sits."""
+    """A process group whose operations the broker performs."""
 
     def __init__(self, store: Any, rank: int, ranks: tuple[int, ...], name: str, line: Line):
         ProcessGroup.__init__(self, rank, len(ranks))
@@ -249,7 +251,9 @@ def join(line: Line, rank: int, world: int) -> None:
 
     make = c10d._new_process_group_helper
 
-    def make_ours(size: int, me: int, ranks: list[int], backend: Any, *args: Any, **options: Any):
+    def make_brokered(
+        size: int, me: int, ranks: list[int], backend: Any, *args: Any, **options: Any
+    ):
         group, store = make(size, me, ranks, dist.Backend("broker"), *args, **options)
         if isinstance(group, BrokerGroup):
             name = dist.Backend("gloo")
@@ -258,15 +262,15 @@ def join(line: Line, rank: int, world: int) -> None:
         return group, store
 
     dist.Backend.register_backend("broker", create, extended_api=True, devices=["cpu"])
-    c10d._new_process_group_helper = make_ours
+    c10d._new_process_group_helper = make_brokered
     dist.init_process_group("gloo", store=Alone(), rank=rank, world_size=world)
 
 
 class Alone(dist.Store):
-    """A store of this rank's own: ranks that shared one could pass each other data through it.
+    """A store of one rank: ranks with a shared store could pass each other data through it.
 
-    torch waits in it for the other members of a new group. Nobody has to be waited for: the broker
-    holds a group's first call until all members have come.
+    torch waits in it for the other members of a new group. That wait is not needed: the broker
+    holds a group's first call until all members have called.
     """
 
     def __init__(self) -> None:
@@ -322,7 +326,7 @@ def _gathered(method: str, outputs: Any, inputs: Any, size: int) -> tuple[list, 
         return [outputs], [inputs]
     if method == wired._ALL_GATHERS:
         chunks = [whole.view(-1).chunk(size) for whole in outputs]
-        return [mine[rank] for rank in range(size) for mine in chunks], list(inputs)
+        return [local[rank] for rank in range(size) for local in chunks], list(inputs)
     if method == "allgather_coalesced":
         return [t for row in outputs for t in row], list(inputs)
     for row, part in zip(outputs, inputs, strict=True):

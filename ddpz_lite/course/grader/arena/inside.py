@@ -1,8 +1,8 @@
-"""What a sandboxed process does: run the cells, run the job, send data. It decides nothing.
+"""A sandboxed process: run the cells, run the job, send data. It decides nothing.
 
-Everything here happens beside an answer and can be changed by it. So nothing here is secret (the
-inputs of this rank's case, and they alone, came with the orders) and nothing that is sent is
-believed: the trusted side reads it as data.
+An answer runs in the same process and can change everything here. So nothing here is secret (only
+the inputs of this rank's case came with the orders), and the trusted side treats everything that
+is sent as data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TooLong(Exception):
 
 
 class Spans:
-    """In the stead of a ledger: `dz.span` tells the broker, whose clock counts.
+    """Replaces the ledger: `dz.span` sends a frame to the broker, whose clock counts.
 
     Names without a prefix are the job's. An answer that asks for a span gets one of another name.
     """
@@ -53,10 +53,10 @@ class Spans:
         frame = sys._getframe(1)
         while (caller := frame.f_globals.get("__name__", "")) in (ledger.__name__, "contextlib"):
             frame = frame.f_back
-        return self._told(name if caller.startswith(JOBS) else f"the answer's {name}")
+        return self._report_span(name if caller.startswith(JOBS) else f"the answer's {name}")
 
     @contextlib.contextmanager
-    def _told(self, name: str):
+    def _report_span(self, name: str):
         self._frames.send({"kind": "span", "name": name, "edge": "begin"})
         try:
             yield
@@ -65,11 +65,11 @@ class Spans:
 
 
 def main(sock: socket.socket) -> None:
-    """Be a rank, from its orders to its data; returns when the broker says so."""
+    """Run one rank, from its orders to its data; returns when the broker ends the case."""
     frames = FrameSocket(sock)
     frames.send({"kind": "ready"})
     orders, inputs = frames.receive()
-    _settle(orders)
+    _set_up(orders)
     line = group.Line(frames)
     line.start()
     launched.current = launched.Rank(orders["rank"], _Mute(), None)
@@ -77,15 +77,15 @@ def main(sock: socket.socket) -> None:
     try:
         body = _work(orders, bytes(inputs), line)
         frames.send({"kind": "result"}, body)
-    except BaseException as error:  # SystemExit ends a rank too, and must be told
-        told = exception_data(error, ([], []))
+    except BaseException as error:  # SystemExit ends a rank too, and must be reported
+        message = exception_data(error, ([], []))
         frames.send(
             {
                 "kind": "raised",
-                "type": told["type"],
-                "summary": told["summary"][:TEXT],
-                "where": told["where"],
-                "message": told["messages"][0][:TEXT],
+                "type": message["type"],
+                "summary": message["summary"][:TEXT],
+                "where": message["where"],
+                "message": message["messages"][0][:TEXT],
                 "stub": _is_stub(error),
             }
         )
@@ -101,14 +101,14 @@ def _is_stub(error: BaseException) -> bool:
 
 
 class _Mute:
-    """The launcher's channel, on which a rank of a grader has nobody to talk to."""
+    """Replaces the launcher's channel, which a rank of the grader does not have."""
 
     def send(self, kind: str, body: bytes = b"") -> None:
         return None
 
 
-def _settle(orders: dict[str, Any]) -> None:
-    """The surroundings of a rank: environment, streams, seeds."""
+def _set_up(orders: dict[str, Any]) -> None:
+    """Set up a rank: environment, streams, seeds."""
     os.environ.clear()
     os.environ.update(orders["environ"])
     for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -164,7 +164,7 @@ def _define(orders: dict[str, Any], frames: FrameSocket) -> Any:
         except BaseException as error:  # the alarm too, whenever it rings
             with contextlib.suppress(BaseException):  # the name and the stream may be the cell's
                 print(f"{name}: {type(error).__name__}", file=sys.stderr)
-        _clear_up(me)
+        _end_leftovers(me)
     vars(module).pop(orders["answer"], None)
     frames.send({"kind": "cell", "index": len(earlier)})
     try:
@@ -179,7 +179,7 @@ def _define(orders: dict[str, Any], frames: FrameSocket) -> Any:
 
 
 class _Check:
-    """In the stead of `ddpz_lite.check`: nothing is checked where answers are graded."""
+    """Replaces `ddpz_lite.check`, which does nothing while answers are graded."""
 
     def __call__(self, *_: Any, **__: Any) -> None:
         return None
@@ -198,15 +198,15 @@ def _notebook() -> ModuleType:
     return module
 
 
-def _clear_up(me: int) -> None:
-    """End what an earlier cell has started: it would use up what this task may use.
+def _end_leftovers(me: int) -> None:
+    """End what an earlier cell started, because it would use up this task's limits.
 
     Processes can be ended, in a sandbox. Threads cannot: a rank with many of them leaves, and the
     broker tries again without the cell.
     """
     if os.getpid() != me:  # a fork of that cell, not the rank
         os._exit(0)
-    if me == 1:  # the first process of a sandbox: everybody else came from that cell
+    if me == 1:  # the first process of a sandbox: every other process came from that cell
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

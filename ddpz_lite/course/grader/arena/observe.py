@@ -16,13 +16,13 @@ from ddpz_lite.course.check import data
 from ddpz_lite.course.check.task import Case, Observed, Task
 from ddpz_lite.course.grader.arena.broker import Broker, Ending
 from ddpz_lite.course.grader.sandbox import frames
-from ddpz_lite.course.grader.sandbox.grounds import Grounds, probe
-from ddpz_lite.course.grader.sandbox.leash import NoRanks
+from ddpz_lite.course.grader.sandbox.handle import NoRanks
 from ddpz_lite.course.grader.sandbox.limits import Limits
+from ddpz_lite.course.grader.sandbox.pool import SandboxPool, probe
 
 LOST = 60.0  # seconds that runs may take in which earlier cells hang or end the process
 
-__all__ = ["Grounds", "observe_in_sandbox", "probe", "run_case", "turn"]
+__all__ = ["SandboxPool", "observe_in_sandbox", "probe", "run_case", "turn"]
 
 
 def observe_in_sandbox(
@@ -42,15 +42,15 @@ def observe_in_sandbox(
     limits = limits or Limits()
     if sys.platform != "linux":
         raise NoRanks(f"answers are graded on Linux alone, and this is {sys.platform}")
-    if Grounds.current is None:
-        with Grounds():
+    if SandboxPool.current is None:
+        with SandboxPool():
             return observe_in_sandbox(task, cells, cases, limits, sandboxed)
     cells, lost, seen = list(cells), 0.0, []
     for case in cases:
         while True:
             began = time.monotonic()
             with turn(case):
-                ending = run_case(Grounds.current, task, cells, case, limits, sandboxed)
+                ending = run_case(SandboxPool.current, task, cells, case, limits, sandboxed)
                 observed = _observed(case, ending)
             if ending.cell is None or lost >= LOST:
                 break
@@ -63,19 +63,19 @@ def observe_in_sandbox(
 
 
 def turn(case: Case | None = None) -> AbstractContextManager[None]:
-    """Held while a case runs, or (without one) by what else takes the grader's time, as judging.
+    """Held while a case runs, or (without a case) while judging.
 
-    A case on a slower network is judged by a timeline, and that must not depend on a neighbour, who
-    may hold the interpreter or the cores. So it runs when nothing else of this grader does.
+    A case on a slower network is judged by its timeline, which must not depend on another thread
+    that holds the interpreter or the cores. So it runs when nothing else of this grader runs.
     """
-    if Grounds.current is None:
+    if SandboxPool.current is None:
         return contextlib.nullcontext()
-    turns = Grounds.current.turns
+    turns = SandboxPool.current.turns
     return turns.beside() if case is None or case.network is None else turns.alone()
 
 
 def run_case(
-    grounds: Grounds,
+    pool: SandboxPool,
     task: Task,
     cells: Sequence[tuple[str, str]],
     case: Case,
@@ -104,11 +104,11 @@ def run_case(
             )
             for rank, inputs in enumerate(case.inputs)
         ]
-        seconds = case.timeout * limits.patience
+        seconds = case.timeout * limits.timeout_factor
         profile = "builder" if task.uses_own else "rank"
         order = frames.order(case.world, seconds, limits, sandboxed, profile, folder)
         broker = Broker(
-            grounds.start(case.world, order),
+            pool.start(case.world, order),
             orders,
             timeout=case.timeout,
             limits=limits,
@@ -119,7 +119,7 @@ def run_case(
 
 
 def _observed(case: Case, ending: Ending) -> Observed:
-    """What the judges get to see."""
+    """What the judges see."""
     seen = Observed(case, ending.outcome, ending.sentence, ledger=ending.ledger, spans=ending.spans)
     if ending.outcome != "ok":
         return seen

@@ -1,5 +1,5 @@
-"""What each collective does, on the bytes that the ranks sent; who has to have come before whom
-may go on. Group ranks throughout.
+"""What each collective computes from the bytes that the ranks sent, and which ranks must have
+called before a rank may continue. Group ranks throughout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHOLE = 1 << 40  # more elements than any message can hold
 
 @dataclass
 class Asked:
-    """One rank's part in a collective, as it arrived: checked, and still only data."""
+    """One rank's call of a collective: checked, and still only data."""
 
     number: int  # the rank's own, for the answer
     op: str
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass
 class Gathering:
-    """A collective that some have called and not all have left."""
+    """A collective that some ranks have called and not all have left."""
 
     calls: dict[int, Asked] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -120,7 +120,7 @@ def _check_sizes(asked: Asked, me: int, size: int) -> None:
 
 
 def required(op: str, me: int, root: int | None, size: int) -> set[int]:
-    """Who must have come before `me` may leave."""
+    """The ranks that must have called before `me` may leave."""
     if op in ("broadcast", "scatter"):
         return {me, root}
     if op in ("reduce", "gather") and me != root:
@@ -129,7 +129,7 @@ def required(op: str, me: int, root: int | None, size: int) -> set[int]:
 
 
 def price(asked: Asked, me: int, size: int) -> cost.Cost:
-    """What the call costs this rank, by gloo's ways; see `wire.cost`."""
+    """The cost of the call for this rank, with gloo's algorithms; see `wire.cost`."""
     itemsize = DTYPES[asked.dtype]
     if asked.op == "all_to_all":
         to = {other: n * itemsize for other, n in enumerate(asked.parts) if other != me}
@@ -141,9 +141,9 @@ def price(asked: Asked, me: int, size: int) -> cost.Cost:
 
 def find_mismatch(calls: Mapping[int, Asked]) -> tuple[int, int] | None:
     """Two ranks of an all_to_all of which one does not send what the other expects."""
-    for me, mine in calls.items():
-        for you, theirs in calls.items():
-            if mine.op == "all_to_all" and mine.parts[you] != theirs.expects[me]:
+    for me, local in calls.items():
+        for you, remote in calls.items():
+            if local.op == "all_to_all" and local.parts[you] != remote.expects[me]:
                 return me, you
     return None
 
@@ -151,20 +151,20 @@ def find_mismatch(calls: Mapping[int, Asked]) -> tuple[int, int] | None:
 def answer(gathering: Gathering, me: int, size: int) -> Sequence[bytes | memoryview]:
     """What `me` gets, in pieces to be sent one after the other."""
     calls = gathering.calls
-    mine = calls[me]
-    if mine.op in REDUCING:
-        return _reduced(gathering, mine, me)
-    if mine.op == "broadcast":
-        return [] if me == mine.root else [calls[mine.root].body]
-    if mine.op == "scatter":
-        return [_part(calls[mine.root], me)]
-    if mine.op == "all_to_all":
+    local = calls[me]
+    if local.op in REDUCING:
+        return _reduced(gathering, local, me)
+    if local.op == "broadcast":
+        return [] if me == local.root else [calls[local.root].body]
+    if local.op == "scatter":
+        return [_part(calls[local.root], me)]
+    if local.op == "all_to_all":
         return [_part(calls[peer], me) for peer in range(size)]
-    if mine.op == "barrier" or (mine.op == "gather" and me != mine.root):
+    if local.op == "barrier" or (local.op == "gather" and me != local.root):
         return []
     pieces = [calls[peer].body for peer in range(size)]
-    if sum(map(len, pieces)) != mine.elements * DTYPES[mine.dtype]:
-        raise Refused(f"sent parts of an {mine.op} that are not of the size that was said")
+    if sum(map(len, pieces)) != local.elements * DTYPES[local.dtype]:
+        raise Refused(f"sent parts of an {local.op} that are not of the size that was said")
     return pieces
 
 
@@ -175,18 +175,18 @@ def _part(asked: Asked, index: int) -> memoryview:
     return memoryview(asked.body)[start : start + asked.parts[index] * itemsize]
 
 
-def _reduced(gathering: Gathering, mine: Asked, me: int) -> Sequence[memoryview]:
-    if mine.op == "reduce" and me != mine.root:
+def _reduced(gathering: Gathering, local: Asked, me: int) -> Sequence[memoryview]:
+    if local.op == "reduce" and me != local.root:
         return []
     if gathering.total is None:
         calls = gathering.calls
         bodies = [calls[rank].body for rank in sorted(calls)]
-        gathering.total = _total(bodies, mine.dtype, mine.reduce)
-    if mine.op != "reduce_scatter":
+        gathering.total = _total(bodies, local.dtype, local.reduce)
+    if local.op != "reduce_scatter":
         return [gathering.total]
-    itemsize = DTYPES[mine.dtype]
-    start = sum(mine.parts[:me]) * itemsize
-    return [gathering.total[start : start + mine.parts[me] * itemsize]]
+    itemsize = DTYPES[local.dtype]
+    start = sum(local.parts[:me]) * itemsize
+    return [gathering.total[start : start + local.parts[me] * itemsize]]
 
 
 COMBINE = {

@@ -1,7 +1,7 @@
-"""Who waits where: the broker's knowledge in the form in which the wire explains a stall.
+"""Which rank waits where, in the form from which the wire explains a stall.
 
-The wire reads it from a board that the ranks write. Here the broker writes it, from what arrived:
-the sentences are the same ones.
+The wire reads a status file that the ranks write. Here the broker writes the same state from what
+arrived, so the sentences are the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from ddpz_lite.wire.status_reader import StatusReader
 
 
 class Watch(StatusReader):
-    """A reading of a board that is only in memory.
+    """A status file in memory.
 
-    A rank waits from its word that it does until its answer is sent: in between it can issue
-    nothing, so what is read holds at one moment.
+    A rank waits from the frame in which it reports the wait until its answer is sent. In between it
+    can issue nothing, so all states read together are consistent.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -57,7 +57,7 @@ class Watch(StatusReader):
         running = PHASES.index("running")
         self.heads[rank] = Head(running, 0, int(not sure), since=0.0, **at)
 
-    def go_on(self, rank: int, phase: str = "running") -> None:
+    def resume(self, rank: int, phase: str = "running") -> None:
         self.heads[rank] = self.at_work(phase)
 
     # -- read by the wire --------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What a process is shut into: its walls, what it sees of the package, its limits, its end."""
+"""The sandbox: isolation, the visible part of the package, limits, and how it ends."""

@@ -1,7 +1,6 @@
-"""Lies in the sandbox in the stead of what a task asks to build: each strategy of this library.
+"""Replaces, in the sandbox, what a task asks to build: each strategy of this library.
 
-Every name can be imported from it, so that modules which import one of them can be had; what is
-called raises.
+Every name can be imported from it, so that modules which import one still load; a call raises.
 """
 
 from __future__ import annotations

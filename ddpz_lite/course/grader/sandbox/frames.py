@@ -1,7 +1,6 @@
-"""What travels between a sandbox and the trusted side: a small JSON head and raw bytes.
+"""Messages between a sandbox and the trusted side: a small JSON head and raw bytes.
 
-Nothing here can run code on either side, whoever wrote the bytes. The trusted side bounds both
-parts before it reads them.
+No bytes can run code on either side. The trusted side bounds both parts before it reads them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SIZES = struct.Struct("<IQ")  # bytes of the head, bytes of the body
 HEAD_LIMIT = 32 << 10
 # To the fork server: bytes of the order that follows; descriptors travel beside it.
 REQUEST = struct.Struct("!I")
-SOCKETS = 3  # for each sandbox: its line to the trusted side, its leash, its output
+SOCKETS = 3  # for each sandbox: its line to the trusted side, its control socket, its output
 CHUNK = 1 << 20
 DTYPES = {  # what gloo can move -> bytes of one element
     "float32": 4,
@@ -39,11 +38,11 @@ DTYPES = {  # what gloo can move -> bytes of one element
 def order(
     world: int, seconds: float, limits: Limits, sandboxed: bool, profile: str, folder: str
 ) -> bytes:
-    """What the fork server is told for a case: nothing of the submission, nothing of the task.
+    """The request to the fork server for a case: nothing of the submission, nothing of the task.
 
-    profile: one of `walls.PROFILES`.
+    profile: one of `isolation.PROFILES`.
     """
-    told = {
+    message = {
         "world": world,
         "seconds": seconds,
         "limits": asdict(limits),
@@ -51,11 +50,11 @@ def order(
         "profile": profile,
         "folder": folder,
     }
-    return json.dumps(told).encode()
+    return json.dumps(message).encode()
 
 
 class Refused(Exception):
-    """Frames that no honest rank sends: what is wrong with them, in words."""
+    """A frame that no honest rank sends: the message says what is wrong with it."""
 
 
 def frame(head: dict[str, Any], size: int = 0) -> bytes:
@@ -96,7 +95,7 @@ class FrameSocket:
 
 
 class Inbox:
-    """The trusted end of a sandbox's line: takes what is there, never waits, bounds everything."""
+    """The trusted end of a sandbox's line: reads without waiting, and bounds everything."""
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
         sock.setblocking(False)
@@ -165,12 +164,12 @@ PATH = re.compile(rf"{HERE}(?!{NAME}|/)|(?<![\w./])/(?!/|{OWN})(?:{NAME}+/)+(?={
 
 
 def without_paths(text: str) -> str:
-    """The same words with the last names of files alone: where they lie is the teacher's affair."""
+    """The same text with file names instead of paths: students need not know where files are."""
     return PATH.sub(".../", text)
 
 
 def clean(text: Any, length: int) -> str:
-    """Words of a rank for a report: printable characters only, on one line, no path, cut."""
+    """Text of a rank for a report: printable characters only, on one line, no path, cut."""
     if not isinstance(text, str):
         return "?"
     text = without_paths(text[: 4 * length].replace("\n", " "))

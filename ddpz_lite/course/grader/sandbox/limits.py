@@ -26,7 +26,7 @@ class Limits:
     frames: int = 20_000  # all that a rank may tell, the calls included
     output: int = 16 << 10  # what is kept of stdout and stderr; the rest is dropped
     threads: int = 1  # that torch computes with
-    patience: float = 1.0  # times the case's own timeout: more, on a busy machine
+    timeout_factor: float = 1.0  # times the case's own timeout: more, on a busy machine
     start: float = 60.0  # until all ranks of a case are there
     cell: float = 5.0  # an earlier cell's top level, which is not what is judged
     cpu: int = 10  # seconds of processor time beyond the case's timeout

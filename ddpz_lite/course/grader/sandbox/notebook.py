@@ -1,4 +1,4 @@
-"""A whole notebook under nbval, in a sandbox of its own: bytes in, a report's bytes out.
+"""A whole notebook under nbval, in a separate sandbox: bytes in, a report's bytes out.
 
 The run is one process tree under the student's control, so nothing of its report is believed.
 `grader.nbval` reads it as data.
@@ -11,11 +11,11 @@ import selectors
 import threading
 import time
 
-from ddpz_lite.course.grader.sandbox import leash as leashes
+from ddpz_lite.course.grader.sandbox import handle as handles
 from ddpz_lite.course.grader.sandbox.frames import FrameSocket, Inbox, Refused, order
-from ddpz_lite.course.grader.sandbox.grounds import PASSED_ON, Grounds
-from ddpz_lite.course.grader.sandbox.leash import Leash
+from ddpz_lite.course.grader.sandbox.handle import SandboxHandle
 from ddpz_lite.course.grader.sandbox.limits import MIB, NOTEBOOK, NOTEBOOK_SECONDS
+from ddpz_lite.course.grader.sandbox.pool import PASSED_ON, SandboxPool
 from ddpz_lite.course.grader.sandbox.usage import memory
 
 TICK = 0.1  # seconds between two looks at the clock and the memory
@@ -23,15 +23,15 @@ WIDTH = 200  # characters that are kept of pytest's last line
 
 
 class NoReport(Exception):
-    """nbval gave no report that can be read: why, in words."""
+    """nbval gave no readable report: the message says why."""
 
 
-def run(notebook: bytes, name: str, grounds: Grounds, stop: threading.Event) -> bytes:
+def run(notebook: bytes, name: str, pool: SandboxPool, stop: threading.Event) -> bytes:
     """pytest's JUnit report on a notebook, as it lay in the sandbox. Raises NoReport, NoRanks.
 
     name: of its file. stop: ends the run when it is set.
     """
-    (leash,) = grounds.start(1, order(1, NOTEBOOK_SECONDS, NOTEBOOK, True, "notebook", "/tmp"))
+    (handle,) = pool.start(1, order(1, NOTEBOOK_SECONDS, NOTEBOOK, True, "notebook", "/tmp"))
     orders = {
         "name": name,
         "cell": NOTEBOOK.cell,
@@ -39,49 +39,49 @@ def run(notebook: bytes, name: str, grounds: Grounds, stop: threading.Event) -> 
         "environ": _environment(),
     }
     try:
-        leash.line.settimeout(NOTEBOOK.start)
-        FrameSocket(leash.line).send(orders, notebook)
-        return _await(leash, stop)
+        handle.line.settimeout(NOTEBOOK.start)
+        FrameSocket(handle.line).send(orders, notebook)
+        return _await(handle, stop)
     except Refused as refused:
         raise NoReport(f"what came in its place {refused}") from None
     finally:
-        leashes.let_go([leash])
+        handles.release([handle])
 
 
-def _await(leash: Leash, stop: threading.Event) -> bytes:
+def _await(handle: SandboxHandle, stop: threading.Event) -> bytes:
     """Drain what is printed, watch time and memory, until there is a report."""
-    inbox, deadline = Inbox(leash.line, NOTEBOOK.message), time.monotonic() + NOTEBOOK_SECONDS
+    inbox, deadline = Inbox(handle.line, NOTEBOOK.message), time.monotonic() + NOTEBOOK_SECONDS
     with selectors.DefaultSelector() as selector:
-        for sock in (leash.line, leash.control, leash.output):
+        for sock in (handle.line, handle.control, handle.output):
             selector.register(sock, selectors.EVENT_READ)
         while not stop.is_set():
             ready = {key.fileobj for key, _ in selector.select(TICK)}
-            if leash.output in ready and not leash.drain(NOTEBOOK.output):
-                selector.unregister(leash.output)
-            if leash.control in ready:
-                leash.hear()
-                if not leash.held:
-                    selector.unregister(leash.control)
+            if handle.output in ready and not handle.drain(NOTEBOOK.output):
+                selector.unregister(handle.output)
+            if handle.control in ready:
+                handle.receive()
+                if not handle.supervised:
+                    selector.unregister(handle.control)
             try:
                 taken = inbox.take()
             except EOFError:
-                if leash.held:  # it may say why there was no run
-                    leash.control.settimeout(leashes.LEAVE)
-                    leash.hear()
+                if handle.supervised:  # it may say why there was no run
+                    handle.control.settimeout(handles.LEAVE)
+                    handle.receive()
                 raise NoReport("the run ended without one") from None
             if taken is not None:
-                return _content(leash, bytes(taken[1]))
+                return _content(handle, bytes(taken[1]))
             if time.monotonic() > deadline:
                 raise NoReport(f"the run took longer than {NOTEBOOK_SECONDS:g} s")
-            if leash.pid is not None and memory(leash.pid, NOTEBOOK.memory) > NOTEBOOK.memory:
+            if handle.pid is not None and memory(handle.pid, NOTEBOOK.memory) > NOTEBOOK.memory:
                 raise NoReport(f"the run used more than {NOTEBOOK.memory // MIB} MiB of memory")
     raise NoReport("it was interrupted")
 
 
-def _content(leash: Leash, report: bytes) -> bytes:
+def _content(handle: SandboxHandle, report: bytes) -> bytes:
     if report:
         return report
-    lines = leash.printed.decode(errors="replace").strip().splitlines() or ["nothing"]
+    lines = handle.printed.decode(errors="replace").strip().splitlines() or ["nothing"]
     raise NoReport(f"pytest wrote none. It said last: {lines[-1][:WIDTH]}")
 
 

@@ -54,14 +54,14 @@ def _proportional(pid: int) -> int:
 def _queued(pid: int) -> int:
     """Bytes that can lie in sockets, if `pid` has a network of its own.
 
-    The system's memory holds them, and no process. A socket counts as full, and as long as somebody
-    has not taken what it sent, also when it is closed.
+    They are in the system's memory, in no process. A socket counts as full until what it sent has
+    been read, also after it was closed.
     """
     try:
-        theirs, ours = (f"/proc/{one}/net/sockstat" for one in (pid, "self"))
-        if os.stat(theirs).st_ino == os.stat(ours).st_ino:
+        remote, local = (f"/proc/{one}/net/sockstat" for one in (pid, "self"))
+        if os.stat(remote).st_ino == os.stat(local).st_ino:
             return 0
-        with open(theirs) as file:
+        with open(remote) as file:
             return int(file.readline().removeprefix("sockets: used")) * _buffer()
     except OSError:
         return 0  # it has ended

@@ -1,13 +1,13 @@
-"""Walls between which a process can compute, and do nothing else.
+"""Isolation: a process in here can compute, and do nothing else.
 
 `separate` gives the processes that will be forked next namespaces of their own: pid, mount, ipc,
 uts, network (with nothing in it but a loopback, which is down), and a user namespace where this is
 not root. `enter`, in the forked process, builds a root folder out of what Python and torch need,
 read only, with two small folders in memory to write to, moves there, gives up every right, and sets
-the limits. What is different for a rank and for a whole notebook, a `Profile` says. `confine` sets
-the limits alone, for machines where the rest cannot be had.
+the limits. A `Profile` says what differs between a rank and a whole notebook. `confine` sets only
+the limits, for machines that do not allow the rest.
 
-Nothing of this file imports torch: `python -m ddpz_lite.course.grader.sandbox.walls` tries it out.
+This file does not import torch. Try it: `python -m ddpz_lite.course.grader.sandbox.isolation`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 PACKAGE = Path(__file__).absolute().parents[3]  # ddpz_lite/, as modules know it
 ABSENT = Path(__file__).absolute().with_name("absent.py")
 # What a rank sees of the package, from its top: a file, a folder with all that is in it, or a
-# pattern. A room, or a file of a judging room, that is not named here is not there.
+# pattern. A folder, or a file of the checks, that is not named here is invisible.
 SHOWN = (
     "__init__.py",
     *("model.py", "data", "wire", "launcher", "strategies", "checkpoint", "meter"),
@@ -62,7 +62,7 @@ SHOWN = (
     *(f"course/check/{name}.py" for name in ("__init__", "beside", "data", "guard", "job", "task")),
     *("course/tasks/__init__.py", "course/tasks/*/__init__.py", "course/tasks/*/job.py"),
 )
-# What a task that asks to build a strategy sees as ABSENT: every file in there, whoever adds it.
+# What a task that asks to build a strategy sees as ABSENT: every file in there, also later ones.
 READY_MADE = (
     "strategies",
     "checkpoint",
@@ -70,7 +70,7 @@ READY_MADE = (
     "data/token_budget.py",
     "data/work_queue.py",
 )
-FACTS = ("strategies/placement.py", "strategies/schedules.py")  # of these, what is no strategy
+FACTS = ("strategies/placement.py", "strategies/schedules.py")  # these are not strategies
 DEVICES = ("null", "full", "random", "urandom")  # of "zero" one could map shared memory
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 
@@ -157,7 +157,7 @@ def separate(uid: int) -> None:
 
 
 def enter(uid: int, limits: Limits, seconds: float, profile: Profile) -> None:
-    """Shut this process in, after `separate` and a fork. Raises Unavailable."""
+    """Isolate this process, after `separate` and a fork. Raises Unavailable."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # a machine out of memory ends this first
     held = _held()  # while there is a /proc for certain
@@ -202,7 +202,7 @@ def confine(limits: Limits, seconds: float, held: int, processes: int | None = N
 # -- without a sandbox -----------------------------------------------------------------------------
 
 
-def settle_without(uid: int, limits: Limits, seconds: float, folder: str) -> None:
+def restrict_without_namespaces(uid: int, limits: Limits, seconds: float, folder: str) -> None:
     """The limits, the filter of system calls, a folder to stand in; for root, another user, where
     that one can read Python: the ranks of a case are several, so the folder is open to all, like
     /tmp. Hides nothing.
@@ -273,7 +273,7 @@ def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
         _bind(fd, root / "dev" / name, False)
     (root / "etc/passwd").write_text(f"rank:x:{uid}:{uid}::/tmp:/nowhere\n")
     for fd in (*sources.values(), *devices.values()):
-        os.close(fd)  # each is a door to the old root
+        os.close(fd)  # each is a reference to the old root
     _move_to(root, profile.python)
 
 

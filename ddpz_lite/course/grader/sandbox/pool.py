@@ -1,4 +1,4 @@
-"""Where sandboxes come from: a fork server that has imported torch, kept warm for a batch."""
+"""Starts sandboxes through a fork server that has imported torch and lives for a batch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import threading
 from collections.abc import Iterator
 
 from ddpz_lite.course.grader.sandbox.frames import REQUEST, SOCKETS
-from ddpz_lite.course.grader.sandbox.leash import Leash, NoRanks
+from ddpz_lite.course.grader.sandbox.handle import NoRanks, SandboxHandle
 from ddpz_lite.course.grader.sandbox.limits import Probe
 
-PATIENCE = 2.0  # seconds for the fork server to end by itself
-PROBE = 20.0  # seconds to try a sandbox out
-SERVER, WALLS = (f"{__package__}.{name}" for name in ("server", "walls"))
+EXIT_TIMEOUT_S = 2.0  # seconds for the fork server to end by itself
+PROBE_TIMEOUT_S = 20.0  # seconds to try a sandbox out
+SERVER, ISOLATION = (f"{__package__}.{name}" for name in ("server", "isolation"))
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 @functools.cache
 def probe() -> Probe:
-    """Whether the sandbox can be had here: one is made, entered and left."""
+    """Whether this machine can make a sandbox: one is made, entered and left."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", WALLS],
+            [sys.executable, "-P", "-m", ISOLATION],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PROBE,
+            timeout=PROBE_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe(False, f"trying it out failed: {error}")
@@ -43,17 +43,17 @@ def probe() -> Probe:
 
 
 class Turns:
-    """Who may run at a time: many beside each other, or one alone."""
+    """A lock: many threads may run at the same time, or one alone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running = 0  # beside each other
-        self._waiting = 0  # to be alone, or alone: nobody new begins
+        self._running = 0  # at the same time
+        self._waiting = 0  # waiting to run alone, or running alone: no other thread starts
         self._taken = False
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Beside others who do the same."""
+        """Run at the same time as others."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
             self._running += 1
@@ -66,7 +66,7 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """When all who run have ended; whoever comes meanwhile waits."""
+        """Run alone: wait until all others have ended, and hold back new ones."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: not self._running and not self._taken)
@@ -80,61 +80,61 @@ class Turns:
                 self._changed.notify_all()
 
 
-class Grounds:
-    """What is kept warm between submissions: the fork server.
+class SandboxPool:
+    """Keeps the fork server between submissions.
 
-    `with Grounds():` around a batch; afterwards nothing of it is left.
+    `with SandboxPool():` around a batch; afterwards nothing of it is left.
     """
 
-    current: Grounds | None = None  # the innermost one that is entered
+    current: SandboxPool | None = None  # the innermost one that is entered
 
     def __init__(self) -> None:
         self.turns = Turns()
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
 
-    def __enter__(self) -> Grounds:
-        self._before, Grounds.current = Grounds.current, self
+    def __enter__(self) -> SandboxPool:
+        self._before, SandboxPool.current = SandboxPool.current, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        Grounds.current = self._before
+        SandboxPool.current = self._before
         with self._lock:
             self._close()
 
-    def start(self, world: int, order: bytes) -> list[Leash]:
+    def start(self, world: int, order: bytes) -> list[SandboxHandle]:
         """Ask for `world` sandboxes; order: see `frames.order`. Raises NoRanks."""
-        ours, theirs = [], []
+        local, remote = [], []
         for _ in range(world):
             pairs = [socket.socketpair() for _ in range(SOCKETS)]
-            ours.append(Leash(*(pair[0] for pair in pairs)))
-            theirs += [pair[1] for pair in pairs]
+            local.append(SandboxHandle(*(pair[0] for pair in pairs)))
+            remote += [pair[1] for pair in pairs]
         try:
             with self._lock:
                 requests = self._requests()
-                fds = [sock.fileno() for sock in theirs]
+                fds = [sock.fileno() for sock in remote]
                 socket.send_fds(requests, [REQUEST.pack(len(order))], fds)
                 requests.sendall(order)
         except OSError as error:
-            for leash in ours:
-                for sock in (leash.line, leash.control, leash.output):
+            for handle in local:
+                for sock in (handle.line, handle.control, handle.output):
                     sock.close()
             raise NoRanks(f"the fork server of the grader is gone ({error})") from None
         finally:
-            for sock in theirs:
+            for sock in remote:
                 sock.close()
-        return ours
+        return local
 
     def _requests(self) -> socket.socket:
         """The line to the fork server, which is started if it does not run."""
         if self._process is not None and self._process.poll() is None:
             return self._line
         self._close()
-        self._line, theirs = socket.socketpair()
-        with theirs:
+        self._line, remote = socket.socketpair()
+        with remote:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", SERVER, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", SERVER, str(remote.fileno())],
+                pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=_environment(),
@@ -146,7 +146,7 @@ class Grounds:
             return
         self._line.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # still importing torch: it has no ranks
             self._process.kill()
             self._process.wait()
@@ -158,5 +158,5 @@ def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # One thread and no GPU: a process with threads of a library cannot be forked safely.
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ours = {"HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
-    return {**kept, **single, **ours}
+    local = {"HOME": "/nowhere", "RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, **single, **local}

@@ -572,7 +572,7 @@ def test_check_runs_the_notebook_and_goes_on_after_a_cell(first, monkeypatch, tm
     assert Progress.load().of("03.weighted_mean").points == 5
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_copy_of_the_solution_is_no_progress_of_the_learner(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command_check, "tasks", lambda lesson: [find("03.weighted_mean")])
     nbformat.write(small_course.master(), tmp_path / "03_mine.ipynb")

@@ -32,23 +32,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm, Handle
-from ddpz_lite.strategies.gradient import Shard, Waiting, in_backward, resident
+from ddpz_lite.strategies.gradient import GradState, LocalGrad, Stepper, unsharded
 from ddpz_lite.strategies.mesh import mark
 from ddpz_lite.strategies.quantised import all_gather, rounded
-
-if TYPE_CHECKING:
-    from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
 def travels_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of gradients on their way; complex ones keep theirs, for a cast halves them."""
     return reduce_dtype if reduce_dtype is not None and not dtype.is_complex else dtype
+
+
+class Owner(Stepper, Protocol):
+    """The optimizer that steps on the pieces of a flat buffer."""
+
+    def unscale_(self, gradients: list[Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Flat:
         near: Comm | None = None,
     ) -> None:
         self.exposed, self.resident, self.near = False, resident, near
-        self.owner: ShardedOptimizer | None = None
+        self.owner: Owner | None = None
         first, self.comm = params[0], comm
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = travels_as(dtype, reduce_dtype)
@@ -158,13 +161,10 @@ class Flat:
             self.shard = _at_rest(comm.across.shard(comm.shard(master)), offload)
         self.second: Tensor | None = None  # (padded // near.world,)
         self.params = self._adopt(params)
-        kind = Waiting if cut and not resident else nn.Parameter
         views = zip(self.layout.pieces(self.shard), params, strict=True)
-        self.pieces = [kind(v, requires_grad=p.requires_grad) for v, p in views]
+        self.pieces = [nn.Parameter(v, requires_grad=p.requires_grad) for v, p in views]
         for piece, param in zip(self.pieces, params, strict=True):
             mark(piece, like=param)
-        for index, piece in enumerate(self.pieces if kind is Waiting else ()):
-            piece.place = (self, index)
         self._rows: Tensor | None = None  # (world, padded // world + len(params))
         self.partial: Tensor | None = None  # (padded // world + len(params),)
         self._missed = False  # whether a gradient that `partial` should hold was missing here
@@ -188,7 +188,7 @@ class Flat:
             ]
         for index, (view, param) in enumerate(zip(views, params, strict=True)):
             param.data, param.grad = view, None
-            param.__class__, param.place = resident(type(param)), (self, index)
+            param.__class__, param.place = unsharded(type(param)), (self, index)
         return list(params)
 
     # -- Shard to Replicate
@@ -248,11 +248,6 @@ class Flat:
         was = own(rounded(self.held)).to(mine.device) if self._quantised else self.shard
         changed = mine != was.to(mine.dtype)
         self.shard.copy_(torch.where(changed, mine.to(self.shard.dtype), self.shard))
-
-    def settle(self) -> None:
-        """Make the gradients of the pieces those that the optimizer will step on."""
-        if self.owner is not None and not in_backward():
-            self.owner.settle()
 
     def gathered(self) -> None:
         """Wait until `full` is whole."""
@@ -336,11 +331,24 @@ class Flat:
         else:
             self.partial = mean if self.partial is None else self.partial.add_(mean)
             self._missed |= missing
+            self._show_partial()
+
+    def _show_partial(self) -> None:
+        """Show this rank's part of `partial` on pieces that have no final gradient yet."""
+        own = self.comm.across.shard(self.partial[: -len(self.params)])  # (shard_numel,)
+        for piece, part in zip(self.pieces, self.layout.pieces(own), strict=True):
+            if piece.grad is None:
+                grad = part.to(piece.device)
+                state = GradState.PARTIAL
+                piece.grad = LocalGrad.of(grad, piece, self.comm, self.owner, state)
 
     def reduce_across(self) -> None:
         """Start to reduce `partial` over the ranks that hold the same parameters."""
         if self.partial is None:
             return
+        for index, piece in enumerate(self.pieces):
+            if piece.grad is None:  # the user has set it to None
+                self.drop(index)
         ranks, flags = self.comm.across.world, self.partial[-len(self.params) :]
         rows = self.partial[: -len(self.params)].view(ranks, -1)  # (ranks, shard_numel)
         rows = torch.cat([rows, flags.expand(ranks, -1)], 1).to(self.reduce_dtype)
@@ -360,12 +368,15 @@ class Flat:
         """Add the final mean (shard_numel + flags,) to the gradients of the pieces."""
         flags = reduced[self.layout.shard_numel :].tolist() if missing else None
         came = [i for i in range(len(self.pieces)) if flags is None or flags[i]]
-        if came and self.owner is not None:
-            self.owner.receive()
         means = self.layout.pieces(reduced)
+        if self.owner is not None:
+            self.owner.unscale_([means[i] for i in came])
+            for piece in self.pieces:
+                if piece.grad is not None and piece.grad.state is GradState.PARTIAL:
+                    piece.grad = None
         for piece, grad in ((self.pieces[i], means[i]) for i in came):
             if piece.grad is None:  # empty ones get theirs too, so that ranks' loops are the same
-                piece.grad = grad if self.resident else Shard.of(grad, self)
+                piece.grad = LocalGrad.of(grad, piece, self.comm)
             else:
                 piece.grad.as_subclass(Tensor).add_(grad)
         for piece in (self.pieces[i] for i in came):

@@ -61,7 +61,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.flats: list[Flat] = []  # where the pieces lie, if this optimizer lays them
         super().__init__(params, options)
         self.comm, self.loss_scale = comm, loss_scale
-        self._ready, self._scaled, self._finite = False, False, True
+        self._is_final = False
         self.before_reduce: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         if not whole:
             device = self.param_groups[0]["params"][0].device
@@ -106,10 +106,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.settle()
-        if self._finite:
+        self.finalize_grads()
+        if self._is_finite():
             self._call("step", **kwargs)
-        self._ready = False
+        self._is_final = False
         return loss
 
     def __getattr__(self, name: str) -> Any:
@@ -147,22 +147,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Returns the norm before clipping, equal on all ranks; see `clip.clip_grad_norm_`.
         """
-        self.settle()
+        self.finalize_grads()
         return clip_grad_norm_(self.pieces(), max_norm, norm_type, self.comm)
 
     def pieces(self) -> list[nn.Parameter]:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
-        else:
-            for flat in self.flats:
-                flat.partial = None
-            for owner in (*self.param_groups, *({"params": f.pieces} for f in self.flats)):
-                for param in owner["params"]:
-                    set_own_grad(param, None)
-        self._ready, self._scaled, self._finite = False, False, True
+        params = [p for group in self.param_groups for p in group["params"]]
+        for param in (*params, *(piece for flat in self.flats for piece in flat.pieces)):
+            if set_to_none:
+                set_own_grad(param, None)
+            elif (grad := own_grad(param)) is not None:
+                grad.as_subclass(Tensor).detach().zero_()
+        for flat in self.flats:
+            flat.partial = None if set_to_none or flat.partial is None else flat.partial.zero_()
+        self._is_final = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -194,27 +194,28 @@ class ShardedOptimizer(torch.optim.Optimizer):
         pieces = [self.piece(p) for p in group["params"]]
         return _options_of(group) | {"params": [p for p in pieces if p.numel()] or pieces[:1]}
 
-    def settle(self) -> None:
-        """Make the gradients of the pieces those to step by: once, unless a backward follows."""
+    def finalize_grads(self) -> None:
+        """Reduce what waits for the step, on every rank; twice does what once does.
+
+        Afterwards the gradient of each piece is this rank's part of the mean over ranks.
+        """
         self.before_reduce()
-        if not self._ready or self.waits():
+        if not self._is_final or self.waits():
             self.reduce()
-        if self._scaled:
-            device = self.pieces()[0].device
-            self._finite = self.loss_scale.unscale_(self._gradients(), self.comm, device)
-        self._ready, self._scaled = True, False
+        self._is_final = True
 
-    def receive(self) -> None:
-        """A reduced gradient comes, under fp16 times the loss scale: so must be what is there."""
-        if self.loss_scale is not None and not self._scaled:
-            self._scaled, there = True, self._gradients()
-            if there:
-                torch._foreach_mul_(there, self.loss_scale.scale)
+    def unscale_(self, gradients: list[Tensor]) -> None:
+        """fp16: divide reduced gradients, which just arrived, by the loss scale."""
+        if self.loss_scale is not None and gradients:
+            torch._foreach_mul_(gradients, 1.0 / self.loss_scale.scale)
 
-    def _gradients(self) -> list[Tensor]:
-        with torch._C.DisableTorchFunctionSubclass():  # a sharded gradient is a plain one here
-            found = [own_grad(piece) for piece in self.pieces()]
-            return [grad.as_subclass(Tensor) for grad in found if grad is not None]
+    def _is_finite(self) -> bool:
+        """Whether to step: False under fp16 if a gradient is inf or nan on any rank."""
+        if self.loss_scale is None:
+            return True
+        pieces = self.pieces()
+        grads = [own_grad(p).as_subclass(Tensor) for p in pieces if own_grad(p) is not None]
+        return self.loss_scale.update(grads, self.comm, pieces[0].device)
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

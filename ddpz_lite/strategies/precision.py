@@ -41,17 +41,16 @@ class LossScale:
     skipped: int = 0
 
     @torch.no_grad()
-    def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool:
-        """Divide by the scale in place. True if all gradients on all ranks are finite.
+    def update(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool:
+        """Adapt the scale. Returns whether all gradients on all ranks are finite.
 
         One all-reduce of one number, so that every rank answers the same; none if `comm` is alone.
         """
-        bad = torch.zeros((), device=device)  # () 0 or 1
+        found_inf = torch.zeros((), device=device)  # () 0 or 1
         if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                list(gradients), bad, torch.tensor(1.0 / self.scale, device=device)
-            )
-        finite = not comm.reduce_scalar(bad, maximum=True, everywhere=True).item()
+            one = torch.ones((), device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found_inf, one)
+        finite = not comm.reduce_scalar(found_inf, maximum=True, everywhere=True).item()
         self.good = self.good + 1 if finite else 0
         if not finite:
             self.scale, self.skipped = self.scale / 2, self.skipped + 1

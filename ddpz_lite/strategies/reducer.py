@@ -21,7 +21,7 @@ from torch.autograd import Variable
 
 from ddpz_lite.strategies.comm import Comm, Handle
 from ddpz_lite.strategies.flat import Layout, travels_as
-from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.gradient import LocalGrad, own_grad, set_own_grad
 from ddpz_lite.strategies.mesh import apart
 
 CommHook = Callable[[Tensor, Comm], Handle]
@@ -53,6 +53,10 @@ class Bucket:
         dtype = travels_as(params[0].dtype, reduce_dtype)
         self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
         self.views = layout.views(self.flat)
+        if comm.axes:  # other ranks hold other parts of the model
+            alone = Comm.alone(comm.axes)
+            pairs = zip(self.views, params, strict=True)
+            self.views = [LocalGrad.of(view, param, alone) for view, param in pairs]
         made = getattr(hook, "for_bucket", None)
         self.hook: CommHook | None = hook if made is None else made(self.views, comm)
         self._missing: list[int] = []

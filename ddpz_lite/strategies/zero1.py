@@ -125,14 +125,9 @@ class ZeRO1(ShardedOptimizer):
         own = any(own_grad(p) is not None for flat in self.flats for p in flat.params)
         return own or super().waits()
 
-    @property
-    def changes_later(self) -> bool:
-        """Whether `.grad` of a parameter, outside of backward, is not yet what is stepped by."""
-        return self.loss_scale is not None or (self.reduces_later and self.comm.size > 1)
-
-    def settle(self) -> None:
+    def finalize_grads(self) -> None:
         check_frozen(self._frozen)
-        super().settle()
+        super().finalize_grads()
 
     def publish(self) -> None:
         """Shard to Replicate: every parameter whole, as the pieces have it."""

@@ -237,10 +237,15 @@ def gradients() -> dict[str, object]:
     torch.manual_seed(5)
     backward(model)
     out["waits"] = all(flat.partial is not None for flat in model.flats)
-    out["read"] = same()
+    first = next(model.parameters())
+    out["reads alone"] = dist.get_rank() > 0 or bool(first.grad.norm() >= 0)  # no collective
+    out["refused"] = "Fix: optimizer.finalize_grads()" in raised(lambda: first.grad.mul_(2))
+    optimizer.finalize_grads()
+    out["final"] = same()
     out["waits no more"] = all(flat.partial is None for flat in model.flats)
     backward(model)
-    out["added"] = same(2.0)  # to what was read
+    optimizer.finalize_grads()
+    out["added"] = same(2.0)  # to what was final
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     exact = 2 * nn.utils.get_total_norm([p.grad for p in plain.parameters()])
     out["torch's clipping"] = torch.allclose(norm, exact, rtol=1e-5)

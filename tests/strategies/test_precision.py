@@ -203,11 +203,11 @@ def test_small_gradients_survive_only_with_a_scale():
 def test_scale_grows_after_good_steps():
     scale, alone = LossScale(scale=8.0, interval=3), Comm.alone()
     for _ in range(3):
-        assert scale.unscale_([torch.full((2,), 16.0)], alone, torch.device("cpu"))
+        assert scale.update([torch.full((2,), 16.0)], alone, torch.device("cpu"))
     assert scale.scale == 16.0
     grads = [torch.full((2,), 16.0), torch.tensor([1.0, float("nan")])]
-    assert not scale.unscale_(grads, alone, torch.device("cpu"))
-    assert (scale.scale, scale.skipped, grads[0].tolist()) == (8.0, 1, [1.0, 1.0])
+    assert not scale.update(grads, alone, torch.device("cpu"))
+    assert (scale.scale, scale.skipped, grads[0].tolist()) == (8.0, 1, [16.0, 16.0])
 
 
 def through_two_models() -> list[float]:

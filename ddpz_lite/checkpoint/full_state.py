@@ -37,8 +37,8 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     whole: dict[int, Tensor] = {}
     for flat in flats_of(model):
-        for param, piece, value in zip(flat.params, flat.pieces, flat.gather_master(), strict=True):
-            whole[id(param)] = whole[id(piece)] = value.cpu()
+        for param, shard, value in zip(flat.params, flat.shards, flat.gather_master(), strict=True):
+            whole[id(param)] = whole[id(shard)] = value.cpu()
     state = {
         name: whole[id(value)].clone() if id(value) in whole else value.detach().cpu().clone()
         for name, value in plain(model).state_dict(keep_vars=True).items()

@@ -133,8 +133,8 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
     """Every parameter by its plain name: a piece where it is flat, whole where it is not."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
-        flat.absorb()
-        for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
+        flat.copy_edits()
+        for index, pair in enumerate(zip(flat.params, flat.shards, strict=True)):
             flat_of |= {id(param): (flat, index) for param in pair}
     held, cuts = {}, cuts_of(plain(model))
     for name, param in plain(model).named_parameters():
@@ -142,7 +142,7 @@ def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
         if id(param) in flat_of:
             flat, index = flat_of[id(param)]
             key, shape, start = (
-                flat.pieces[index],
+                flat.shards[index],
                 flat.layout.shapes[index],
                 flat.layout.owned(index)[0],
             )
@@ -163,8 +163,8 @@ def refresh(flat: Flat) -> None:
     """After the shards changed: tell all that hold them, and make resident parameters whole."""
     flat.publish().wait()
     if flat.full.untyped_storage().size():
-        flat.gather()
-        flat.gathered()
+        flat.unshard()
+        flat.wait_for_unshard()
 
 
 def check_shapes(model: Mapping[str, list[int]], other: Mapping[str, list[int]], what: str) -> None:

@@ -18,7 +18,7 @@ class HostTraffic(TorchDispatchMode):
             optimizer.step()
         moved.up, moved.down
 
-    `placement.offload_moved` is the model. A copy that casts does so on the host, whichever way it
+    `costs.offload_moved` is the model. A copy that casts does so on the host, whichever way it
     goes, so what crosses has the dtype of the device's side. Without a GPU nothing crosses.
     """
 

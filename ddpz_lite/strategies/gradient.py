@@ -19,6 +19,7 @@ afterwards `.grad` is this rank's part of the mean at stages 1, 2 and 3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Protocol
@@ -58,7 +59,7 @@ class Stepper(Protocol):
     loss_scale: Any
 
     def finalize_grads(self) -> None: ...
-    def waits(self) -> bool: ...
+    def has_unreduced(self) -> bool: ...
 
 
 class GradState(Enum):
@@ -119,6 +120,18 @@ class LocalGrad(Tensor):
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.as_subclass(Tensor).clone()
+
+
+def show_partial(shard: Tensor, part: Tensor, comm: Comm, stepper: Stepper | None) -> None:
+    """Show a gradient that waits for the step (`across`) as the gradient of its shard."""
+    grad = part.to(shard.device)
+    shard.grad = LocalGrad.of(grad, shard, comm, stepper, GradState.PARTIAL)
+
+
+def hide_partial(shards: Sequence[Tensor]) -> None:
+    for shard in shards:
+        if shard.grad is not None and shard.grad.state is GradState.PARTIAL:
+            shard.grad = None
 
 
 class LocalNorm(Tensor):
@@ -230,24 +243,24 @@ class UnshardedParameter(nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         flat, index = self.place
-        own, stepper, piece = own_grad(self), flat.owner, flat.pieces[index]
+        own, stepper, shard = own_grad(self), flat.owner, flat.shards[index]
         if stepper is None or in_backward():
             return own
-        if own is None and piece.grad is None and stepper.reduces_later and stepper.waits():
+        if own is None and shard.grad is None and stepper.reduces_later and stepper.has_unreduced():
             own = torch.zeros_like(self)  # other ranks may have one
         if own is None:
-            return piece.grad
+            return shard.grad
         if flat.comm.size == 1 and not flat.comm.axes and stepper.loss_scale is None:
             return own
-        state = GradState.OWN if piece.grad is None else GradState.PARTIAL
-        return LocalGrad.of(own, piece, flat.comm, stepper, state)
+        state = GradState.OWN if shard.grad is None else GradState.PARTIAL
+        return LocalGrad.of(own, shard, flat.comm, stepper, state)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         flat, index = self.place
-        own, piece = own_grad(self), flat.pieces[index]
+        own, shard = own_grad(self), flat.shards[index]
         if isinstance(value, LocalGrad) and value.state is GradState.FINAL:
-            piece.grad = LocalGrad.of(value.as_subclass(Tensor), piece, flat.comm)
+            shard.grad = LocalGrad.of(value.as_subclass(Tensor), shard, flat.comm)
         elif own is None or value is None or value.data_ptr() != own.data_ptr():  # not p.grad *= 2
             if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
                 raise RuntimeError(
@@ -255,7 +268,7 @@ class UnshardedParameter(nn.Parameter):
                     "Fix: call optimizer.finalize_grads() on every rank; then change p.grad, which "
                     "is this rank's part of the mean, in place."
                 )
-            piece.grad = None
+            shard.grad = None
             set_own_grad(self, None if value is None else value.as_subclass(Tensor))
 
     def _plain(self) -> nn.Parameter:

@@ -206,12 +206,12 @@ class Pipeline(nn.Module):
         return got
 
     def _shard_of(self, name: str) -> nn.Parameter:
-        """Where backward leaves the gradient of a parameter: on it, or in shards on its piece."""
+        """Where backward leaves the gradient of a parameter: on it, or in shards on its shard."""
         module = self.stage.module if isinstance(self.stage, Replica) else self.stage
         param = dict(module.named_parameters())[name]
         if isinstance(param, UnshardedParameter):
             flat, index = param.place
-            return param if flat.owner.reduces_later else flat.pieces[index]
+            return param if flat.owner.reduces_later else flat.shards[index]
         return param
 
     @contextmanager

@@ -115,3 +115,20 @@ def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | Non
         with_kwargs=True,
     )
     module.register_forward_hook(leave_all)
+
+
+def cast_module(
+    module: nn.Module, dtype: torch.dtype | None, loss_scale: LossScale | None
+) -> LossScale | None:
+    """Cast the ends of the module; returns the loss scale, which fp16 has and nothing else."""
+    if dtype not in (None, *HALF):
+        raise ValueError(
+            f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
+        )
+    if dtype is torch.float16:
+        loss_scale = loss_scale or LossScale()
+    elif loss_scale is not None:
+        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
+    if dtype is not None:
+        cast_ends(module, dtype, loss_scale)
+    return loss_scale

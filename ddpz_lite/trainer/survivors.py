@@ -108,7 +108,7 @@ class Survivors:
 
     def _regroup(self, model: DDP) -> None:
         """Leave the group, and form one of those who come."""
-        model.leave()
+        model.abandon()
         dist.destroy_process_group()
         self.generation += 1
         key, deadline = f"regroup-{self.generation}", time.monotonic() + self.wait

@@ -30,8 +30,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.costs import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.placement import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.precision import LossScale
 
 ROWS = [(0, 3), (1, 1), (1, 2), (1, 3)]
@@ -307,12 +307,12 @@ def inf_on_one_rank(stage, where: int) -> list[tuple[bool, float]]:
     model, optimizer = parallelize(Exploding(), torch.optim.SGD, stage, mesh=mesh(), lr=0.1, **half)
     seen = []
     for step in range(3):
-        before = [p.detach().clone() for p in optimizer.pieces()]
+        before = [p.detach().clone() for p in optimizer.shards()]
         model(torch.ones(2, 4), step == 1 and dist.get_rank() == where).sum().backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
-        pairs = list(zip(before, optimizer.pieces(), strict=True))
+        pairs = list(zip(before, optimizer.shards(), strict=True))
         assert all(torch.isfinite(after).all() for _, after in pairs)
         moved = any(not torch.equal(a, b) for a, b in pairs if a.numel())
         seen.append((moved, optimizer.loss_scale.scale))

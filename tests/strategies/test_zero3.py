@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.model import MLP
+from ddpz_lite.strategies.forwards import tensors_in
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.units import split
-from ddpz_lite.strategies.zero3 import ZeRO3, tensors_in
+from ddpz_lite.strategies.unit_choice import split
+from ddpz_lite.strategies.zero3 import ZeRO3
 
 
 class Branch(nn.Module):

@@ -37,7 +37,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class Handle:
-    """A transition under way. `wait()` ends it and returns its result; again, the same one."""
+    """A transition in flight. `wait()` ends it and returns its result; again, the same one."""
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], Tensor]) -> None:
         self._works, self._finish = works, finish
@@ -74,8 +74,8 @@ class Comm(Group):
             works = (_all_gather(full, self.shard(full), group=self.group, async_op=True),)
         else:
             works = [
-                dist.broadcast(piece, group_src=r, group=self.group, async_op=True)
-                for r, piece in enumerate(full.view(self.world, -1))
+                dist.broadcast(local, group_src=r, group=self.group, async_op=True)
+                for r, local in enumerate(full.view(self.world, -1))
             ]
         return Handle(works, lambda: full)
 

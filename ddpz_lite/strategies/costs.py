@@ -35,7 +35,7 @@ def changes(
 ) -> list[tuple[Placement, Placement]]:
     """The changes of placement in one optimizer step, each of all Ψ elements, in order.
 
-    Compute needs whole parameters and leaves a partial gradient; the update needs the gradient
+    Compute needs full parameters and leaves a partial gradient; the update needs the gradient
     placed as the optimizer's state is. So a parameter in shards is gathered for each forward, and
     again for backward if it was freed between the two; one that only its update leaves in shards,
     once. A gradient that rests in shards is reduced in every backward; any other waits for the last
@@ -58,7 +58,7 @@ def zero_memory(
     grad_bytes: float = 2,
     optimizer_bytes: float = 12,
 ) -> float:
-    """Bytes of model state on one rank: a sharded kind is divided by the world, any other is whole.
+    """Bytes of model state on one rank: a sharded kind is divided by the world, any other is not.
 
     The defaults are the paper's mixed-precision Adam: 2 + 2 + 12 bytes per parameter, where 12 are
     the fp32 copy, momentum and variance. fp32 Adam is 4 + 4 + 8. What this library holds in mixed

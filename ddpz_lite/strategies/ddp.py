@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole model; backward makes each gradient the mean over ranks.
+"""DDP: every rank holds the full model; backward makes each gradient the mean over ranks.
 
 `replica` makes the ranks equal at the start, `reducer` sends the gradients while backward runs.
 

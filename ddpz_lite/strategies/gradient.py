@@ -223,7 +223,7 @@ def _check_change(name: str, target: Any) -> None:
 
 
 class UnshardedParameter(nn.Parameter):
-    """A parameter that is here as a whole, while this rank's optimizer steps on a part of it.
+    """A parameter that is unsharded here, while this rank's optimizer steps on its shard.
 
     `place` is its flat buffer and the index in it. `.data`, once read, may be changed at any time;
     so from then on it is compared with the master copy before a step. Copies are plain.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Group:
-    """This rank's place in its group, and the transitions inside it; on a mesh, in two groups.
+    """This rank's place among the ranks that hold a model together; on a mesh, in two groups.
 
     Args:
         group: the process group that shards. None: the world, or this process alone if
@@ -154,12 +154,12 @@ class Group:
         if len(set(digests)) == 1:
             return
         everyone = self.gather_objects(list(lines))
-        for said in zip_longest(*everyone, fillvalue="nothing more"):
-            other = next((r for r, line in enumerate(said) if line != said[0]), None)
+        for lines in zip_longest(*everyone, fillvalue="nothing more"):
+            other = next((r for r, line in enumerate(lines) if line != lines[0]), None)
             if other is not None:
                 raise RuntimeError(
-                    f"{what} differ between ranks: rank 0 has {said[0]}, rank {other} has "
-                    f"{said[other]}. Fix: build the same model on every rank, with the same "
+                    f"{what} differ between ranks: rank 0 has {lines[0]}, rank {other} has "
+                    f"{lines[other]}. Fix: build the same model on every rank, with the same "
                     "arguments."
                 )
 

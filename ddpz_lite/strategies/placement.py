@@ -33,8 +33,8 @@ from numbers import Integral
 class Placement(Enum):
     """How the ranks of a group hold one logical tensor."""
 
-    REPLICATE = "R"  # every rank holds the whole value
-    PARTIAL = "P"  # every rank holds a whole tensor; the value is their sum
+    REPLICATE = "R"  # every rank holds the full value
+    PARTIAL = "P"  # every rank holds a full-size tensor; the value is their sum
     SHARD = "S"  # rank r holds the r-th of N equal slices
 
 
@@ -78,9 +78,9 @@ def strategy(stage: int) -> Strategy:
 def rows(stage: Stage) -> tuple[Strategy, Strategy]:
     """The rows of the table for a mesh (replicate, shard): outside, inside.
 
-    A number is the stage inside, with DDP outside. Outside, nothing may be sharded that is whole
-    inside: there each rank of the axis takes a slice of the slice that it has. Raises ValueError
-    for any other pair than (0, 0) to (0, 3) and (1, 1) to (1, 3).
+    A number is the stage inside, with DDP outside. Outside, only what is sharded inside may be:
+    there each rank of the axis takes a slice of its slice. Raises ValueError for any other pair
+    than (0, 0) to (0, 3) and (1, 1) to (1, 3).
     """
     if not isinstance(stage, tuple):
         return STAGES[0], strategy(stage)

@@ -1,10 +1,10 @@
 """Mixed precision: half-precision compute, fp32 master copies, and a loss scale for fp16.
 
-The master copies and the reduction are the strategies' business (`Flat`). Here is what is left, and
+The master copies and the reduction are made by the strategies (`Flat`). Here is what is left, and
 it belongs to the ends of the model, so that the training loop stays as it was:
 
-    inputs    floating-point tensors become bf16 or fp16 on their way into the model
-    outputs   become fp32 on their way out, so that the loss is computed in fp32
+    inputs    floating-point tensors become bf16 or fp16 before the model
+    outputs   become fp32 after it, so that the loss is computed in fp32
     gradient  fp16: is multiplied by the loss scale where backward enters the model, divided by it
               where backward leaves by an input, and just before the step; the user's loss is never
               touched, so a term of it that reads parameters, and no output, is not scaled

@@ -1,6 +1,6 @@
 """Buckets of gradients, and when a bucket goes: the part of DDP and ZeRO-2 that runs in backward.
 
-A gradient is copied once, into its bucket, as soon as autograd has it, and scaled on the way; from
+A gradient is copied once, into its bucket, as soon as autograd has it, and scaled meanwhile; from
 then on `param.grad` is a view of the bucket, so nothing is copied back. ZeRO-2 uses the same
 Reducer with buckets that are reduced to shards.
 
@@ -183,8 +183,8 @@ class Reducer:
         bucket, arrived = self.buckets[b], self._arrived[b]
         if i in arrived:
             raise RuntimeError(
-                "a parameter got its gradient twice in one backward. Fix: one backward per "
-                "graph; checkpoint(..., use_reentrant=False)."
+                "a parameter received two gradients in one backward. Fix: run one backward per "
+                "graph; pass use_reentrant=False to checkpoint()."
             )
         arrived.add(i)
         bucket.collect(i, param)

@@ -21,11 +21,10 @@ class Replica(nn.Module):
     """A module that is the same on every rank: rank 0's parameters and buffers at the start.
 
     In training the buffers of rank 0 (BatchNorm statistics) are sent before each forward, as in
-    torch's DDP; all buffers travel as bytes in one broadcast. `broadcast_buffers=False` leaves them
-    to each rank.
+    torch's DDP, as bytes in one broadcast. `broadcast_buffers=False` leaves them to each rank.
 
-    Attributes: `flats` are the flat buffers that its optimizer's pieces lie in; `masters` those of
-    the frozen parameters that were cast for compute.
+    Attributes: `flats` are the flat buffers of its optimizer's shards; `masters` those of the
+    frozen parameters that were cast for compute.
     """
 
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
@@ -53,9 +52,9 @@ class Replica(nn.Module):
 
         count: this rank's samples or tokens. One small all-reduce, so every rank must call it. The
         mean of per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get
-        half the weight. A rank whose batches have run out takes part until all have: with any batch
-        it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises ValueError
-        on all ranks if none has a sample.
+        half the weight. A rank whose batches have run out takes part until all ranks' have: with
+        any batch it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises
+        ValueError on all ranks if none has a sample.
         """
         device = next(self.module.parameters()).device
         total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait().item()

@@ -22,7 +22,7 @@ _DEFINED_IN = {
         "launcher": ("launch", "RankFailed", "Run", "device", "progress"),
         "wire": ("Network", "CollectiveMismatch", "span"),
         "meter": ("memory", "MemoryTimeline"),
-        "strategies.placement": ("zero_memory",),
+        "strategies.costs": ("zero_memory",),
         "strategies.parallelize": ("parallelize",),
         "strategies.ddp": ("DDP",),
         "strategies.hooks": ("Rounded", "Int8", "TopK", "PowerSGD"),

@@ -37,8 +37,8 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     full: dict[int, Tensor] = {}
     for flat in flats_of(model):
-        for param, piece, value in zip(flat.params, flat.pieces, flat.gather_master(), strict=True):
-            full[id(param)] = full[id(piece)] = value.cpu()
+        for param, shard, value in zip(flat.params, flat.shards, flat.gather_master(), strict=True):
+            full[id(param)] = full[id(shard)] = value.cpu()
     state = {
         name: full[id(value)].clone() if id(value) in full else value.detach().cpu().clone()
         for name, value in plain(model).state_dict(keep_vars=True).items()

@@ -137,8 +137,8 @@ def local_parameters(
     """Every parameter by its plain name: a shard if it is flat, otherwise the full tensor."""
     flat_of: dict[int, tuple[Flat, int]] = {}
     for flat in flats_of(model, optimizer):
-        flat.absorb()
-        for index, pair in enumerate(zip(flat.params, flat.pieces, strict=True)):
+        flat.copy_edits()
+        for index, pair in enumerate(zip(flat.params, flat.shards, strict=True)):
             flat_of |= {id(param): (flat, index) for param in pair}
     found, cuts = {}, cuts_of(plain(model))
     for name, param in plain(model).named_parameters():
@@ -146,7 +146,7 @@ def local_parameters(
         if id(param) in flat_of:
             flat, index = flat_of[id(param)]
             key, shape, start = (
-                flat.pieces[index],
+                flat.shards[index],
                 flat.layout.shapes[index],
                 flat.layout.owned(index)[0],
             )
@@ -167,8 +167,8 @@ def refresh(flat: Flat) -> None:
     """After the shards changed: publish them, and gather parameters that are unsharded now."""
     flat.publish().wait()
     if flat.full.untyped_storage().size():
-        flat.gather()
-        flat.gathered()
+        flat.unshard()
+        flat.wait_for_unshard()
 
 
 def check_shapes(model: Mapping[str, list[int]], other: Mapping[str, list[int]], what: str) -> None:

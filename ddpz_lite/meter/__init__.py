@@ -25,7 +25,7 @@ from ddpz_lite.meter.speed import (
     utilization,
 )
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
-from ddpz_lite.strategies.placement import zero_memory
+from ddpz_lite.strategies.costs import zero_memory
 from ddpz_lite.wire.trace import Trace, read_trace
 
 __all__ = [

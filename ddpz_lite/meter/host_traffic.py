@@ -18,9 +18,9 @@ class HostTraffic(TorchDispatchMode):
             optimizer.step()
         moved.up, moved.down
 
-    `up` is to the device, `down` to the host; `placement.offload_moved` predicts them. A copy that
-    casts does so on the host in both directions, so the bytes have the device's dtype. Without a
-    GPU both are 0.
+    `up` is to the device, `down` to the host; see `costs.offload_moved`. A copy that casts
+    does so on the host in both directions, so the bytes have the device's dtype. Without a GPU both
+    are 0.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ def memory(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> 
 
     parameters   storages of model.parameters().
     gradients    storages of their .grad, views into buckets included. Sharded gradients are fp32,
-                 also in mixed precision: 4 bytes, see `placement.MIXED`.
+                 also in mixed precision: 4 bytes, see `costs.MIXED`.
     optimizer    every tensor of the optimizer: its state, step counters too (4 bytes each in
                  torch's AdamW), tensors among its options (a learning rate kept on the device), and
                  parameters of its own, such as an fp32 master copy; also those of an optimizer

@@ -1,4 +1,4 @@
-"""The norm of the whole gradient when each rank holds a part of it, and clipping by it.
+"""The norm of the full gradient when each rank holds a part of it, and clipping by it.
 
 Every element must count once. Sharded gradients are disjoint, so the ranks' sums of powers add up,
 in one all-reduce of one number. Replicated gradients are the same on all ranks, so no rank may add
@@ -33,7 +33,8 @@ def total_norm(
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"norm_type must be positive or inf, got {norm_type!r}")
-    # torch's own norm of this rank's part: one fused call per dtype and device; nothing has no inf
+    # torch's own norm of this rank's part, one fused call per dtype and device; without empty
+    # gradients, which have no inf norm
     local = torch.nn.utils.get_total_norm([g for g in gradients if g.numel()], norm_type)  # ()
     if comm.shards == 1 and not (everywhere and comm.axes):
         return local
@@ -60,12 +61,12 @@ def clip_grad_norm_(
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm must be at least 0, got {max_norm!r}")
-    with torch._C.DisableTorchFunctionSubclass():  # shards of ZeRO-3 are plain ones here
+    with torch._C.DisableTorchFunctionSubclass():  # a LocalGrad is a plain tensor here
         parameters = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in parameters]
         comm = comm or Comm.alone()
-        mine = [p.grad for p in parameters if counted(p) or not comm.axes]
-        norm = total_norm(mine, norm_type, comm, everywhere=True)
+        local = [p.grad for p in parameters if counted(p) or not comm.axes]
+        norm = total_norm(local, norm_type, comm, everywhere=True)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # (), as torch's clip_grad_norm_
         if gradients:
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))

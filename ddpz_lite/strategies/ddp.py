@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole model; backward makes each gradient the mean over ranks.
+"""DDP: every rank holds the full model; backward makes each gradient the mean over ranks.
 
 `replica` makes the ranks equal at the start, `reducer` sends the gradients while backward runs.
 
@@ -72,16 +72,16 @@ class DDP(Replica):
 
     def attach(self, optimizer: ShardedOptimizer) -> None:
         super().attach(optimizer)
-        optimizer.before_reduce = self._reducer.flush
+        optimizer.before_finalize = self._reducer.flush
 
-    def leave(self) -> None:
-        """Let go of all that is under way: it would keep the process group alive."""
+    def abandon(self) -> None:
+        """Release what is in flight: it would keep the process group alive."""
         self._reducer.abandon()
         for bucket in self.buckets:
             bucket.abandon()
 
     def join(self) -> None:
-        """Go on with the ranks of the world as it is now, each of which has the same model."""
+        """Continue with the ranks of the world as it is now, each of which has the same model."""
         self.comm.__init__()  # the buckets have the same one
 
     def memory_extra(self) -> dict[str, list[Tensor]]:

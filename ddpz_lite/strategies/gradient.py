@@ -1,42 +1,45 @@
-"""What the user sees of a gradient in shards, and does to it between backward and step.
+"""What `param.grad` is when ranks hold parts of a gradient, and how torch's own tools work on it.
 
-torch's clipping, a GradScaler and loops over `p.grad` must do what they do in one process:
+    stage     `.grad` after backward
+    DDP       the mean over ranks, in the shape of the parameter
+    ZeRO-1    this rank's own gradient, in the shape of the parameter, until the step reduces it
+    ZeRO-2    this rank's part of the mean, (n,); a part may be empty
+    ZeRO-3    the same; the parameter is (n,) too
 
-    norm                    that of the gradient on all ranks
-    check of a GradScaler   an inf on one rank is an inf on all
-    change in place         each rank changes its shard
-    anything else           ZeRO-1 and 2: with the whole mean, gathered for it. ZeRO-3: with the
-                            shard, as for its parameters
+Reading a gradient never communicates: norms, sums and printing are of the part that is there. Two
+tools of torch are made to count all ranks, so every rank has to call them:
 
-The first, the second and the last are collectives, so all ranks do the same. Under fp16 what is
-seen here is unscaled, at stage 0 too, so the first look is one: all agree whether all is finite. A
-hook inside backward sees what is there: this rank's own gradient (ZeRO-2 has taken it already;
-ZeRO-3 has a shard of the mean), under fp16 times the scale.
+    clip_grad_norm_   takes a norm of each gradient, which is local, and then the norm of these
+                      norms: that is one all-reduce (`LocalNorm`)
+    GradScaler        unscales gradients, and asks whether one is infinite: on any rank
+
+Both finalize the gradients first. `optimizer.finalize_grads()` does that alone, on every rank:
+afterwards `.grad` is this rank's part of the mean at stages 1, 2 and 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ddpz_lite.strategies.clip import total_norm
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.mesh import counted
 
-if TYPE_CHECKING:
-    from ddpz_lite.strategies.flat import Flat
-
-NORMS = ("norm", "linalg_norm", "linalg_vector_norm", "_foreach_norm")
-SCALER = "_amp_foreach_non_finite_check_and_unscale_"
-CHANGES = ("zero_", "fill_", "copy_", "masked_fill_", "normal_", "uniform_")  # beside pointwise
+VECTOR_NORMS = ("linalg_vector_norm", "_foreach_norm")  # what torch.nn.utils.get_total_norm calls
+UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"  # what torch.amp.GradScaler calls
+LINEAR = ("mul_", "div_", "zero_", "__imul__", "__itruediv__", "detach_", "requires_grad_")
+CHANGES = ("__iadd__", "__isub__", "__setitem__")  # next to all names that end in "_"
 
 
 def own_grad(param: Tensor) -> Tensor | None:
-    """What autograd has left in `.grad`: this rank's own, or DDP's mean."""
+    """What autograd or a reduction has left in `.grad`, whatever class the parameter has."""
     return Tensor.grad.__get__(param)
 
 
@@ -49,32 +52,68 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-class Shard(Tensor):
-    """The gradient of a shard of ZeRO-3, (n,): a tensor, but its norm is that over all ranks."""
+class Stepper(Protocol):
+    """The optimizer that a gradient is for."""
 
-    flat: Flat
+    reduces_later: bool
+    loss_scale: Any
+
+    def finalize_grads(self) -> None: ...
+    def has_unreduced(self) -> bool: ...
+
+
+class GradState(Enum):
+    """What is still to happen to a gradient before the step."""
+
+    FINAL = "this rank's part of the mean"
+    OWN = "this rank's own gradient, not reduced yet or times the loss scale"
+    PARTIAL = "reduced only in part"
+
+
+class LocalGrad(Tensor):
+    """This rank's part of a gradient: a plain tensor, but for torch's clipping and GradScaler.
+
+    param: where the final gradient is found, None for one computed from another. comm: the ranks
+    that hold the other parts. stepper: finalizes it; None if it is final.
+    """
+
+    param: Tensor | None
+    comm: Comm
+    stepper: Stepper | None
+    state: GradState
 
     @classmethod
-    def of(cls, grad: Tensor, flat: Flat) -> Shard:
+    def of(
+        cls,
+        grad: Tensor,
+        param: Tensor | None,
+        comm: Comm,
+        stepper: Stepper | None = None,
+        state: GradState = GradState.FINAL,
+    ) -> LocalGrad:
         self = grad.as_subclass(cls)
-        self.flat = flat
+        self.param, self.comm, self.stepper, self.state = param, comm, stepper, state
         return self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, kwargs or {}
-        mine = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Shard))
-        flat = mine.flat
         with torch._C.DisableTorchFunctionSubclass():
-            if name != "__get__":  # shape, dtype, data
-                flat.settle()
-            if name in NORMS:
-                return _norms(args, kwargs, flat.comm)
-            if name == SCALER:
-                return _unscale(*args, flat.comm)
+            if name == UNSCALE:
+                return _unscale(*args)
+            if name in VECTOR_NORMS and len(args) < 3 and "dim" not in kwargs:
+                grads, *order = args[0], *args[1:], *kwargs.values()
+                if isinstance(grads, Tensor):
+                    return LocalNorm.of_one(grads, *order)
+                return [LocalNorm.of_one(grad, *order) for grad in grads]
+            _check_change(name, kwargs.get("out", args[0]))
             out = func(*args, **kwargs)
-            is_gradient = type(out) is Tensor and out.shape == mine.shape
-            return cls.of(out, flat) if is_gradient else out
+            if type(out) is not Tensor or func is Tensor.as_subclass:
+                return out
+            grad = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+            if out.shape != grad.shape:
+                return out
+            return cls.of(out, None, grad.comm, state=grad.state)  # p.grad * 0.5, say
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
@@ -83,47 +122,114 @@ class Shard(Tensor):
         return self.as_subclass(Tensor).clone()
 
 
-class Placed(nn.Parameter):
-    """A parameter that knows its `place`: a flat buffer, and the index in it. Copies are plain."""
-
-    place: tuple[Flat, int]
-
-    def _plain(self) -> nn.Parameter:
-        return Tensor._make_subclass(type(self).__bases__[1], self.detach(), self.requires_grad)
-
-    def __deepcopy__(self, memo: Any) -> nn.Parameter:
-        return memo.setdefault(id(self), self._plain().__deepcopy__({}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._plain().__reduce_ex__(protocol)
+def show_partial(shard: Tensor, part: Tensor, comm: Comm, stepper: Stepper | None) -> None:
+    """Show a gradient that waits for the step (`across`) as the gradient of its shard."""
+    grad = part.to(shard.device)
+    shard.grad = LocalGrad.of(grad, shard, comm, stepper, GradState.PARTIAL)
 
 
-class Waiting(Placed, nn.Parameter):
-    """A shard of ZeRO-3 with ZeRO-1 outside: its gradient waits for the step, or to be read.
+def hide_partial(shards: Sequence[Tensor]) -> None:
+    for shard in shards:
+        if shard.grad is not None and shard.grad.state is GradState.PARTIAL:
+            shard.grad = None
 
-    Until then it is reduced inside only; see `Flat.partial`.
+
+class LocalNorm(Tensor):
+    """The norm () of this rank's part of a gradient, or several of them in a row (k,).
+
+    `torch.linalg.vector_norm` of the row, the last line of torch's `get_total_norm`, is the norm of
+    these gradients on all ranks. So clipping calls one collective, however many gradients a rank
+    has: the stages of a pipeline have different numbers.
     """
 
-    @property
-    def grad(self) -> Tensor | None:
-        flat, _ = self.place
-        if flat.partial is not None:
-            flat.settle()
-        return own_grad(self)
+    gradients: list[Tensor]
 
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        flat, index = self.place
-        flat.drop(index)
-        set_own_grad(self, value)
+    @classmethod
+    def of_one(cls, gradient: Tensor, order: float = 2.0) -> LocalNorm:
+        local = gradient.as_subclass(Tensor)
+        empty = torch.zeros((), dtype=local.dtype.to_real(), device=local.device)
+        return cls.of(
+            torch.linalg.vector_norm(local, order) if local.numel() else empty, [gradient]
+        )
+
+    @classmethod
+    def of(cls, norm: Tensor, gradients: list[Tensor]) -> LocalNorm:
+        self = norm.as_subclass(cls)
+        self.gradients = gradients
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.linalg.vector_norm:
+                return _norm_on_all_ranks(args[0].gradients, *args[1:], **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
+            if func not in (torch.stack, Tensor.to):
+                return out
+            norms = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            return cls.of(out, [g for n in norms for g in getattr(n, "gradients", [n])])
 
 
-class Resident(Placed):
-    """A whole parameter of which this rank's optimizer has a piece: the piece gets what is done.
+def _norm_on_all_ranks(gradients: list[Tensor], order: float = 2.0) -> Tensor:
+    """The norm of these gradients, each with the parts that other ranks hold; plain ones as is."""
+    by_ranks: dict[int, tuple[Comm, list[Tensor]]] = {}
+    norms = [torch.linalg.vector_norm(g, order) for g in gradients if not isinstance(g, LocalGrad)]
+    for grad in _final([g for g in gradients if isinstance(g, LocalGrad)]):
+        group = by_ranks.setdefault(id(grad.comm), (grad.comm, []))
+        if grad.param is None or counted(grad.param) or not grad.comm.axes:
+            group[1].append(grad.as_subclass(Tensor))
+    norms += [total_norm(parts, order, comm, everywhere=True) for comm, parts in by_ranks.values()]
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), order)
 
-    `.data`, once read, may be changed at any time; so from then on it is compared with the master
-    copy before a step. `.grad` is the mean, in shards, as soon as it is reduced.
+
+def _unscale(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """GradScaler's: multiply by `inverse_scale`; found_inf () becomes 1 if any rank has an inf."""
+    shown = [g for g in gradients if isinstance(g, LocalGrad)]
+    parts = [g for g in gradients if not isinstance(g, LocalGrad)]
+    parts += [g.as_subclass(Tensor) for g in _final(shown)]
+    device = parts[0].device if parts else found_inf.device
+    bad = torch.zeros((), device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(parts, bad, inverse_scale.to(device))
+    bad = shown[0].comm.reduce_scalar(bad, maximum=True, everywhere=True)
+    found_inf.copy_(torch.maximum(found_inf, bad.to(found_inf.device)))
+
+
+def _final(gradients: list[LocalGrad]) -> list[LocalGrad]:
+    """The final gradients in place of these; without those that turn out to be on no rank."""
+    for stepper in dict.fromkeys(g.stepper for g in gradients if g.stepper is not None):
+        stepper.finalize_grads()
+    if any(g.param is None and g.state is not GradState.FINAL for g in gradients):
+        raise RuntimeError(
+            "the norm of something computed from a gradient that is not final: it is "
+            f"{gradients[0].state.value}. Fix: optimizer.finalize_grads() before it, on every rank."
+        )
+    found = [g if g.param is None else own_grad(g.param) for g in gradients]
+    return [g for g in found if g is not None]
+
+
+def _check_change(name: str, target: Any) -> None:
+    """Raise RuntimeError for a change in place that would not do what it does on one process."""
+    changes = (name.endswith("_") and not name.startswith("__")) or name in CHANGES
+    shown = next((t for t in tree_leaves(target) if isinstance(t, LocalGrad)), None)
+    if shown is None or shown.state is GradState.FINAL or in_backward():
+        return
+    linear = name.removeprefix("_foreach_") in LINEAR
+    if (changes or linear) and not (linear and shown.state is GradState.OWN):
+        raise RuntimeError(
+            f"{name} on p.grad (clip_grad_value_, say): it is {shown.state.value}, so the mean "
+            "would change by something else. Fix: optimizer.finalize_grads() before it, on every "
+            "rank; then p.grad is this rank's part of the mean."
+        )
+
+
+class UnshardedParameter(nn.Parameter):
+    """A parameter that is unsharded here, while this rank's optimizer steps on its shard.
+
+    `place` is its flat buffer and the index in it. `.data`, once read, may be changed at any time;
+    so from then on it is compared with the master copy before a step. Copies are plain.
     """
+
+    place: tuple[Any, int]
 
     @property
     def data(self) -> Tensor:
@@ -137,137 +243,47 @@ class Resident(Placed):
     @property
     def grad(self) -> Tensor | None:
         flat, index = self.place
-        own, reduced = own_grad(self), flat.pieces[index].grad
-        later = flat.owner is not None and flat.owner.changes_later
-        if own is not None and (not later or in_backward()):
+        own, stepper, shard = own_grad(self), flat.owner, flat.shards[index]
+        if stepper is None or in_backward():
             return own
-        waits = flat.partial is not None or (later and flat.owner.waits())
-        if own is None and reduced is None and not waits:
-            return None
-        if flat.comm.size > 1 or flat.shard.device != self.device:
-            return Gradient(self)
-        flat.settle()
-        final = flat.pieces[index].grad
-        return None if final is None else final.view(self.shape)
+        if own is None and shard.grad is None and stepper.reduces_later and stepper.has_unreduced():
+            own = torch.zeros_like(self)  # other ranks may have one
+        if own is None:
+            return shard.grad
+        if flat.comm.size == 1 and not flat.comm.axes and stepper.loss_scale is None:
+            return own
+        state = GradState.OWN if shard.grad is None else GradState.PARTIAL
+        return LocalGrad.of(own, shard, flat.comm, stepper, state)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if isinstance(value, Gradient):
-            if value.param is self:  # p.grad *= 2
-                return
-            value = value.clone()
         flat, index = self.place
-        final = flat.pieces[index].grad
-        if value is not None and final is not None and value.data_ptr() == final.data_ptr():
-            return  # p.grad *= 2, in a world of one
-        if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
-            raise RuntimeError(
-                "p.grad = ... under fp16: nobody can tell whether this gradient carries the loss "
-                "scale. Fix: after backward p.grad.copy_(g), with a g that does not."
-            )
-        if value is None or value is not own_grad(self):
-            flat.pieces[index].grad = None
-            flat.drop(index)
-        set_own_grad(self, value)
+        own, shard = own_grad(self), flat.shards[index]
+        if isinstance(value, LocalGrad) and value.state is GradState.FINAL:
+            shard.grad = LocalGrad.of(value.as_subclass(Tensor), shard, flat.comm)
+        elif own is None or value is None or value.data_ptr() != own.data_ptr():  # not p.grad *= 2
+            if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
+                raise RuntimeError(
+                    "cannot assign p.grad under fp16: it is unknown whether the value is scaled. "
+                    "Fix: call optimizer.finalize_grads() on every rank; then change p.grad, which "
+                    "is this rank's part of the mean, in place."
+                )
+            shard.grad = None
+            set_own_grad(self, None if value is None else value.as_subclass(Tensor))
+
+    def _plain(self) -> nn.Parameter:
+        return Tensor._make_subclass(type(self).__bases__[1], self.detach(), self.requires_grad)
+
+    def __deepcopy__(self, memo: Any) -> nn.Parameter:
+        return memo.setdefault(id(self), self._plain().__deepcopy__({}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
 
 
 @cache
-def resident(kind: type[nn.Parameter]) -> type[nn.Parameter]:
-    """The class of a parameter of this class that becomes resident."""
-    return kind if issubclass(kind, Resident) else type(kind.__name__, (Resident, kind), {})
-
-
-class Gradient(Tensor):
-    """The mean gradient of a resident parameter, in its shape: a handle, without memory."""
-
-    @staticmethod
-    def __new__(cls, param: Resident) -> Gradient:
-        flat, index = param.place
-        kind = {"dtype": flat.shard.dtype, "device": param.device}
-        self = Tensor._make_wrapper_subclass(cls, param.shape, **kind)
-        self.param, self.flat, self.index = param, flat, index
-        self.owned = slice(*flat.layout.owned(index))  # this rank's elements
-        return self
-
-    def __repr__(self) -> str:
-        return f"Gradient(size={tuple(self.shape)}, here={self.owned})"
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Where its memory is, as torch and the meter ask; nothing is reduced for it."""
-        own = own_grad(self.param)
-        self.held = self.flat.pieces[self.index].grad if own is None else own
-        return ["held"], None
-
-    @staticmethod
-    def __tensor_unflatten__(held: dict[str, Tensor], *_: Any) -> Tensor:
-        return held["held"]
-
-    def shard(self) -> Tensor:
-        """This rank's part (n,); zeros if no rank has used the parameter."""
-        self.flat.settle()
-        piece = self.flat.pieces[self.index]
-        return torch.zeros_like(piece) if piece.grad is None else piece.grad
-
-    def part_of(self, other: Any) -> Any:
-        """This rank's part of another operand of an elementwise change."""
-        if isinstance(other, Gradient):
-            return other.shard()
-        if not isinstance(other, Tensor) or other.ndim == 0:
-            return other
-        return other.expand(self.shape).reshape(-1)[self.owned].to(self.flat.shard.device)
-
-    def whole(self) -> Tensor:
-        full = torch.zeros(self.shape.numel(), dtype=self.dtype, device=self.device)
-        full[self.owned] = self.shard()
-        return self.flat.comm.reduce_scalar(full).to(self.device).view(self.shape)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        mine = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
-        target = kwargs.get("out", args[0])
-        changes = func._schema.is_mutable and isinstance(tree_leaves(target)[0], cls)
-        if name in ("detach", "alias", "detach_"):
-            return mine if name == "detach_" else cls(mine.param)
-        if name in NORMS and len(args) < 3:  # over all dimensions
-            shards = tree_map_only(cls, cls.shard, args[0])
-            return _norms((shards, *args[1:]), kwargs, mine.flat.comm)
-        if name == SCALER:
-            return _unscale([g.shard() for g in args[0]], *args[1:], mine.flat.comm)
-        if changes and isinstance(args[0], list):  # _foreach_: operands of each, or of all
-            pairs = partial(zip, args[0], strict=True)
-            rest = [
-                [g.part_of(o) for g, o in pairs(a)] if isinstance(a, list) else a for a in args[1:]
-            ]
-            return func([g.shard() for g in args[0]], *rest, **kwargs)
-        if changes and (name in CHANGES or torch.Tag.pointwise in func.tags):
-            if name == "zero_" and (own := own_grad(target.param)) is not None:
-                own.zero_()  # nothing to reduce for
-            else:
-                parts = {key: target.part_of(value) for key, value in kwargs.items()}
-                func(*map(target.part_of, args), **parts)
-            return target
-        if changes or (args[0] is mine and any(r.alias_info for r in func._schema.returns)):
-            raise TypeError(
-                f"{name} on p.grad: the gradient lies in shards; it can be changed element by "
-                "element (mul_, clamp_, copy_, ...) and read whole, but has no views. Fix: "
-                "g = p.grad.clone(), change that, then p.grad.copy_(g)."
-            )
-        return func(*tree_map_only(cls, cls.whole, args), **tree_map_only(cls, cls.whole, kwargs))
-
-
-def _norms(args: Sequence[Any], kwargs: dict[str, Any], comm: Comm) -> Any:
-    """torch's norms, of shards: (gradient or gradients, order, ...)."""
-    order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p"))
-    order = 2 if order in (None, "fro") else order
-    if isinstance(args[0], Tensor):
-        return total_norm([args[0]], order, comm)
-    return [total_norm([one], order, comm) for one in args[0]]
-
-
-def _unscale(shards: list[Tensor], found: Tensor, inverse: Tensor, comm: Comm) -> None:
-    """A GradScaler's: multiply by `inverse`; set `found` to 1 where a rank has an inf or nan."""
-    device = shards[0].device
-    bad = torch.zeros((), device=device)
-    torch._amp_foreach_non_finite_check_and_unscale_(shards, bad, inverse.to(device))
-    found.copy_(torch.maximum(found, comm.reduce_scalar(bad, maximum=True).to(found.device)))
+def unsharded(kind: type[nn.Parameter]) -> type[nn.Parameter]:
+    """The class of a parameter of this class that becomes an UnshardedParameter."""
+    if issubclass(kind, UnshardedParameter):
+        return kind
+    return type(kind.__name__, (UnshardedParameter, kind), {})

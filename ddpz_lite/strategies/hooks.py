@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ddpz_lite.strategies.comm import Comm, Handle
-from ddpz_lite.strategies.flat import Layout
+from ddpz_lite.strategies.layout import Layout
 from ddpz_lite.strategies.precision import HALF
 from ddpz_lite.strategies.quantised import BLOCK, dequantise, quantise
 from ddpz_lite.strategies.reducer import CommHook

@@ -1,4 +1,4 @@
-"""One door to all strategies.
+"""One function for all strategies.
 
     model, optimizer = parallelize(module, torch.optim.AdamW, stage=2, lr=1e-3)
 
@@ -14,8 +14,7 @@ Whatever the stage, the loop that follows is plain PyTorch:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,64 +23,17 @@ from torch import nn
 
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
-from ddpz_lite.strategies.gradient import own_grad
+from ddpz_lite.strategies.guards.model import check_hooks, check_stage
+from ddpz_lite.strategies.guards.param_groups import ParamGroups, with_names, with_params
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
-from ddpz_lite.strategies.precision import HALF, LossScale, cast_ends, keeps_dtype
-from ddpz_lite.strategies.replica import Replica, check_hooks
-from ddpz_lite.strategies.units import Units
+from ddpz_lite.strategies.precision import LossScale, cast_module, keeps_dtype
+from ddpz_lite.strategies.replica import ReplicaOf
+from ddpz_lite.strategies.unit_choice import Units
 from ddpz_lite.strategies.zero1 import ZeRO1
 from ddpz_lite.strategies.zero2 import ZeRO2
-from ddpz_lite.strategies.zero3 import ZeRO3
-
-ParamGroups = Callable[[nn.Module], Iterable[Any]]
-
-
-class ReplicaOf(Replica):
-    """The model of ZeRO-1 and ZeRO-2: whole on every rank; the optimizer does the rest."""
-
-    def __init__(self, module: nn.Module, optimizer: ZeRO1, broadcast_buffers: bool) -> None:
-        super().__init__(module, optimizer.comm, broadcast_buffers)
-        self._no_sync = optimizer.no_sync
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """ZeRO-2: keep whole gradients until the next backward outside. ZeRO-1 always does."""
-        return self._no_sync()
-
-    def memory_extra(self) -> dict[str, list[torch.Tensor]]:
-        """A reduced gradient lies at the optimizer's piece of a parameter."""
-        reduced = [own_grad(piece) for flat in self.flats for piece in flat.pieces]
-        gradients = [grad for grad in reduced if grad is not None]
-        return super().memory_extra() | {"gradients": gradients}
-
-
-class ShardsOf(ShardedOptimizer):
-    """The optimizer of ZeRO-3: its parameters are the shards of `model`."""
-
-    def __init__(self, model: ZeRO3, *args: Any, **kwargs: Any) -> None:
-        self._model = model
-        super().__init__(*args, **kwargs)
-        for flat in model.flats:
-            flat.owner = self
-
-    def adopt(self, groups: list[dict[str, Any]]) -> None:
-        """The flat buffers of what it steps on: frozen ones do not change."""
-        known = {id(param) for group in groups for param in group["params"]}
-        for flat in self._model.flats:
-            if flat not in self.flats and any(id(piece) in known for piece in flat.pieces):
-                self.flats.append(flat)
-
-    def publish(self) -> None:
-        """Units that are whole have become stale."""
-        for unit in self._model.units:
-            unit.free()
-        super().publish()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        for param in (param for flat in self._model.flats for param in flat.params):
-            param.grad = None  # whole, from backwards under no_sync
+from ddpz_lite.strategies.zero3 import ShardsOf, ZeRO3
 
 
 def parallelize(
@@ -117,13 +69,14 @@ def parallelize(
             same shard cut the optimizer's state among themselves, and exchange gradients only for
             the step.
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard); or any
-            with an axis named "data", which shards. A model that is cut over other axes, by
+            with an axis named "data", which shards. A model that is split over other axes, by
             `Pipeline` or `tensor_parallel`, needs the mesh with these too.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
-            copies. fp16 gets a dynamic loss scale, and `p.grad` is read without it. What is changed
-            in parameters, in place or by `.data`, reaches the masters, rounded as compute has it.
-        reduce_dtype: in which gradients travel; default: that of compute.
+            copies. fp16 gets a dynamic loss scale; `p.grad` is without it at stages 2 and 3, and
+            at 0 and 1 after `optimizer.finalize_grads()`. Changes of parameters, in place or by
+            `.data`, reach the master copies, rounded as compute has it.
+        reduce_dtype: in which gradients are sent; default: that of compute.
         loss_scale: fp16 only: your own `LossScale` in place of the default one.
         offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.
         param_groups: `f(module)` returns parameters of the module, or groups of them with their
@@ -137,26 +90,17 @@ def parallelize(
         model: call it as the module; has `.module`, `.no_sync()`, `.batch_weight(count)`.
         optimizer: a `torch.optim.Optimizer` with `.clip_grad_norm_(max_norm)`.
 
-    Raises: ValueError, TypeError or RuntimeError for wrong use, with the cure.
+    Raises: ValueError, TypeError or RuntimeError for wrong use, with the fix.
     """
     outside, row = rows(stage)
     cut = outside.optimizer is Placement.SHARD
     comm = Comm.of(mesh, cut=cut if isinstance(stage, tuple) else None)
-    if gather_dtype is not None and row.parameter is not Placement.SHARD:
-        raise ValueError(
-            f"gather_dtype={gather_dtype} is for parameters that are gathered to compute with, at "
-            f"stage 3, and this is stage={stage}. Fix: leave it out."
-        )
     check_axes(module, comm)
     pipe, module = (module, module.stage) if isinstance(module, Pipeline) else (None, module)
-    if pipe is not None and pipe.clash is not None:
-        raise ValueError(
-            f"two stages have a parameter named {pipe.clash}, and checkpoints know them by name. "
-            "Fix: stages whose parameters have the names of the whole model, as gpt_stages makes."
-        )
+    check_stage(stage, row, gather_dtype, pipe.clash if pipe is not None else None)
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
-    groups = _named_groups(module, param_groups)
-    loss_scale = _cast(module, mixed_precision, loss_scale)
+    groups = with_names(module, param_groups)
+    loss_scale = cast_module(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
     options = {"loss_scale": loss_scale, **optimizer_kwargs}
@@ -173,20 +117,22 @@ def parallelize(
             device=device,
             **casts,
         )
-        optimizer = ShardsOf(model, _found(module, groups), optimizer_class, comm=comm, **options)
+        optimizer = ShardsOf(
+            model, with_params(module, groups), optimizer_class, comm=comm, **options
+        )
     elif row.optimizer is Placement.SHARD:
         zero = ZeRO2 if row.gradient is Placement.SHARD else ZeRO1
         options |= {"mesh": comm, "bucket_mb": bucket_mb, "keep": keep, **casts}
-        optimizer = zero(_found(module, groups), optimizer_class, **options)
+        optimizer = zero(with_params(module, groups), optimizer_class, **options)
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
         if mixed_precision is None and not offload:
-            options |= {"comm": Comm.alone(comm.axes), "whole": True}
-            optimizer = ShardedOptimizer(_found(module, groups), optimizer_class, **options)
-        else:  # the masters of ZeRO-1, in a shard that is the whole
+            options |= {"comm": Comm.alone(comm.axes), "elementwise": False}
+            optimizer = ShardedOptimizer(with_params(module, groups), optimizer_class, **options)
+        else:  # the master copies of ZeRO-1, in one shard
             comm.broadcast(list(module.parameters()))
             options |= {"mesh": Comm.alone(comm.axes), "keep": keep, **casts}
-            optimizer = ZeRO1(_found(module, groups), optimizer_class, **options)
+            optimizer = ZeRO1(with_params(module, groups), optimizer_class, **options)
             for param in module.parameters():
                 param.grad_dtype = None  # the mean, in reduce_dtype, is what masters are stepped by
         model = DDP(
@@ -203,59 +149,3 @@ def parallelize(
         return model, optimizer
     pipe.stage = model
     return pipe, optimizer
-
-
-def _cast(
-    module: nn.Module, dtype: torch.dtype | None, loss_scale: LossScale | None
-) -> LossScale | None:
-    """Cast the ends of the module; returns the loss scale, which fp16 has and nothing else."""
-    if dtype not in (None, *HALF):
-        raise ValueError(
-            f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
-        )
-    if dtype is torch.float16:
-        loss_scale = loss_scale or LossScale()
-    elif loss_scale is not None:
-        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
-    if dtype is not None:
-        cast_ends(module, dtype, loss_scale)
-    return loss_scale
-
-
-def _found(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups with parameters in place of names; at stage 3 they are other ones by now."""
-    params = dict(module.named_parameters())
-    return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
-
-
-def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:
-    """The groups with names in place of parameters; every trainable parameter is in one of them."""
-    names = {param: name for name, param in module.named_parameters()}
-    if not any(param.requires_grad for param in names):
-        raise ValueError(
-            f"{type(module).__name__} has no parameter with requires_grad=True to train"
-        )
-    if param_groups is None:
-        return [{"params": [name for param, name in names.items() if param.requires_grad]}]
-    given, groups, seen = list(param_groups(module)), [], set()
-    if given and isinstance(given[0], torch.Tensor):
-        given = [{"params": given}]
-    for group in given:
-        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
-        params = list(params)
-        strangers = [p for p in params if p not in names]
-        if strangers:
-            raise ValueError(
-                f"param_groups returned a tensor of shape {tuple(strangers[0].shape)} that is no "
-                "parameter of the module. Fix: take it from module.parameters() inside the "
-                "function."
-            )
-        groups.append(group | {"params": [names[p] for p in params]})
-        seen.update(groups[-1]["params"])
-    lost = [name for param, name in names.items() if param.requires_grad and name not in seen]
-    if lost:
-        raise ValueError(
-            f"{len(lost)} trainable parameters are in no group, {lost[0]} for one, so they would "
-            "never be updated. Fix: put them in a group, or set requires_grad=False."
-        )
-    return groups

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from ddpz_lite.model import GPT
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
-from ddpz_lite.strategies.gradient import Resident, own_grad, set_own_grad
+from ddpz_lite.strategies.gradient import UnshardedParameter, own_grad, set_own_grad
 from ddpz_lite.strategies.mesh import cuts_of, mark
 from ddpz_lite.strategies.replica import Replica
 from ddpz_lite.strategies.schedules import Action, Schedule, play, words
@@ -206,12 +206,12 @@ class Pipeline(nn.Module):
         return got
 
     def _shard_of(self, name: str) -> nn.Parameter:
-        """Where backward leaves the gradient of a parameter: on it, or in shards on its piece."""
+        """Where backward leaves the gradient of a parameter: on it, or in shards on its shard."""
         module = self.stage.module if isinstance(self.stage, Replica) else self.stage
         param = dict(module.named_parameters())[name]
-        if isinstance(param, Resident):
+        if isinstance(param, UnshardedParameter):
             flat, index = param.place
-            return param if flat.owner.reduces_later else flat.pieces[index]
+            return param if flat.owner.reduces_later else flat.shards[index]
         return param
 
     @contextmanager

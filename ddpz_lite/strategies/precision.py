@@ -1,10 +1,10 @@
 """Mixed precision: half-precision compute, fp32 master copies, and a loss scale for fp16.
 
-The master copies and the reduction are the strategies' business (`Flat`). Here is what is left, and
+The master copies and the reduction are made by the strategies (`Flat`). Here is what is left, and
 it belongs to the ends of the model, so that the training loop stays as it was:
 
-    inputs    floating-point tensors become bf16 or fp16 on their way into the model
-    outputs   become fp32 on their way out, so that the loss is computed in fp32
+    inputs    floating-point tensors become bf16 or fp16 before the model
+    outputs   become fp32 after it, so that the loss is computed in fp32
     gradient  fp16: is multiplied by the loss scale where backward enters the model, divided by it
               where backward leaves by an input, and just before the step; the user's loss is never
               touched, so a term of it that reads parameters, and no output, is not scaled
@@ -41,17 +41,16 @@ class LossScale:
     skipped: int = 0
 
     @torch.no_grad()
-    def unscale_(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool:
-        """Divide by the scale in place. True if all gradients on all ranks are finite.
+    def update(self, gradients: Sequence[Tensor], comm: Comm, device: torch.device) -> bool:
+        """Adapt the scale. Returns whether all gradients on all ranks are finite.
 
         One all-reduce of one number, so that every rank answers the same; none if `comm` is alone.
         """
-        bad = torch.zeros((), device=device)  # () 0 or 1
+        found_inf = torch.zeros((), device=device)  # () 0 or 1
         if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                list(gradients), bad, torch.tensor(1.0 / self.scale, device=device)
-            )
-        finite = not comm.reduce_scalar(bad, maximum=True, everywhere=True).item()
+            one = torch.ones((), device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found_inf, one)
+        finite = not comm.reduce_scalar(found_inf, maximum=True, everywhere=True).item()
         self.good = self.good + 1 if finite else 0
         if not finite:
             self.scale, self.skipped = self.scale / 2, self.skipped + 1
@@ -116,3 +115,20 @@ def cast_ends(module: nn.Module, dtype: torch.dtype, loss_scale: LossScale | Non
         with_kwargs=True,
     )
     module.register_forward_hook(leave_all)
+
+
+def cast_module(
+    module: nn.Module, dtype: torch.dtype | None, loss_scale: LossScale | None
+) -> LossScale | None:
+    """Cast the ends of the module; returns the loss scale, which fp16 has and nothing else."""
+    if dtype not in (None, *HALF):
+        raise ValueError(
+            f"mixed_precision must be None, torch.bfloat16 or torch.float16, got {dtype!r}"
+        )
+    if dtype is torch.float16:
+        loss_scale = loss_scale or LossScale()
+    elif loss_scale is not None:
+        raise ValueError("loss_scale needs mixed_precision=torch.float16; bf16 and fp32 need none")
+    if dtype is not None:
+        cast_ends(module, dtype, loss_scale)
+    return loss_scale

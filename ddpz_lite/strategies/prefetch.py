@@ -1,8 +1,8 @@
-"""The order of units, in which ZeRO-3 gathers ahead: that of the first forward is that of all.
+"""The order of units, in which ZeRO-3 prefetches: that of the first forward holds for all others.
 
-A gather is met by all ranks together, so a rank that runs other units than the rest would hang
-them. The first forward asks every rank at every unit where it is; later ones are compared with it,
-which costs nothing.
+All ranks take part in an all-gather, so a rank that runs other units than the rest would hang them.
+The first forward asks every rank at every unit where it is; later ones are compared with it, which
+costs nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ EVERY_RANK = (
 )
 
 
-class Schedule:
-    """Units as the forward that runs has come to them (`order`), and as the first one did.
+class ForwardOrder:
+    """Units in the order of the forward that runs (`order`), and of the first one.
 
     A forward without gradients (evaluation) is not compared, and never becomes the first.
     """
@@ -36,24 +36,25 @@ class Schedule:
         """A forward begins."""
         self.order = []
 
-    def reach(self, unit: Unit) -> Unit | None:
-        """Forward has come to `unit`. Returns the unit that comes next, None if it is not known.
+    def next_after(self, unit: Unit) -> Unit | None:
+        """Forward runs `unit`. Returns the unit to prefetch, None if it is not known.
 
-        Raises RuntimeError if the unit is not due: in the first forward, on all ranks.
+        Raises RuntimeError if this is not the unit of the first forward, or, in the first forward,
+        on all ranks.
         """
-        due = self._first[len(self.order) : len(self.order) + 2]
+        expected = self._first[len(self.order) : len(self.order) + 2]
         unit.position = len(self.order)
         self.order.append(unit)
         if torch.is_grad_enabled():
             if not self._first:
                 self._agree(unit)
-            elif due[:1] != [unit]:
-                expected = repr(due[0].name) if due else "the end of forward"
+            elif expected[:1] != [unit]:
+                name = repr(expected[0].name) if expected else "the end of forward"
                 raise RuntimeError(
                     f"rank {self._comm.rank} runs unit {unit.name!r} where the first forward had "
-                    f"{expected}: {EVERY_RANK}"
+                    f"{name}: {EVERY_RANK}"
                 )
-        return due[1] if due[:1] == [unit] and len(due) == 2 else None
+        return expected[1] if expected[:1] == [unit] and len(expected) == 2 else None
 
     def end(self) -> None:
         """Forward is over. Raises RuntimeError if units are missing."""
@@ -75,15 +76,15 @@ class Schedule:
         One small all-reduce, in the first forward only.
         """
         names = [*(repr(unit.name) for unit in self._units), "the end of forward"]
-        mine = -1 if unit is None else self._units.index(unit)
+        index = -1 if unit is None else self._units.index(unit)
         device = self._units[-1].flats[0].full.device
-        votes = torch.zeros(len(names), device=device)  # how many ranks are where
-        votes[mine] = 1
+        votes = torch.zeros(len(names), device=device)  # (units + 1,) how many ranks are where
+        votes[index] = 1
         counts = self._comm.all_reduce(votes).wait().tolist()
         found = {name: int(n) for name, n in zip(names, counts, strict=True) if n}
         if len(found) > 1:
             where = ", ".join(f"{n} at {name}" for name, n in found.items())
             raise RuntimeError(
-                f"rank {self._comm.rank} is at {names[mine]} in the first forward, but the ranks "
+                f"rank {self._comm.rank} is at {names[index]} in the first forward, but the ranks "
                 f"differ: {where}; {EVERY_RANK}"
             )

@@ -1,10 +1,10 @@
-"""Numbers in 8 bits, for the wire: whole steps of -127 to 127, a scale for each block of them.
+"""Numbers in 8 bits, to be sent: integer steps of -127 to 127, a scale for each block of them.
 
 A step is 1/127 of the largest value of its block, so a number comes back within half a step, and
 one outlier coarsens no other block. n numbers take n + 4 n / block bytes.
 
 Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016; blocks as in
-Wang et al., "ZeRO++", 2023, section 3.
+Wang et al., "ZeRO++", 2023, section 3 (qwZ).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def all_gather(comm: Comm, shard: Tensor, full: Tensor) -> Handle:
 
     This rank's own is rounded too, so that all compute with the same numbers; `shard` itself stays.
     """
-    mine = quantise(padded(shard)).to(full.device)  # (m,)
-    rows = mine.new_empty(comm.world * mine.numel())
-    comm.shard(rows).copy_(mine)
+    local = quantise(padded(shard)).to(full.device)  # (m,)
+    rows = local.new_empty(comm.world * local.numel())  # (world * m,)
+    comm.shard(rows).copy_(local)
     gathered = comm.all_gather(rows)
 
     def finish() -> Tensor:

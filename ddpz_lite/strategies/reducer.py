@@ -1,6 +1,6 @@
 """Buckets of gradients, and when a bucket goes: the part of DDP and ZeRO-2 that runs in backward.
 
-A gradient is copied once, into its bucket, as soon as autograd has it, and scaled on the way; from
+A gradient is copied once, into its bucket, as soon as autograd has it, and scaled meanwhile; from
 then on `param.grad` is a view of the bucket, so nothing is copied back. ZeRO-2 uses the same
 Reducer with buckets that are reduced to shards.
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from ddpz_lite.strategies.comm import Comm, Handle
-from ddpz_lite.strategies.flat import Layout, travels_as
-from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.flat import sent_as
+from ddpz_lite.strategies.gradient import LocalGrad, own_grad, set_own_grad
+from ddpz_lite.strategies.layout import Layout
 from ddpz_lite.strategies.mesh import apart
 
 CommHook = Callable[[Tensor, Comm], Handle]
@@ -36,7 +37,7 @@ class HookPerBucket(Protocol):
 class Bucket:
     """Gradients of `params` end to end, (numel + flags,); see [Note: flags] in flat.
 
-    sparse: those of `params` whose `.grad` is sparse; they travel dense.
+    sparse: those of `params` whose `.grad` is sparse; they are sent dense.
     """
 
     def __init__(
@@ -50,9 +51,13 @@ class Bucket:
         self.params, self.comm, self.sparse = params, comm, sparse
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded
-        dtype = travels_as(params[0].dtype, reduce_dtype)
+        dtype = sent_as(params[0].dtype, reduce_dtype)
         self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
         self.views = layout.views(self.flat)
+        if comm.axes:  # other ranks hold other parts of the model
+            alone = Comm.alone(comm.axes)
+            pairs = zip(self.views, params, strict=True)
+            self.views = [LocalGrad.of(view, param, alone) for view, param in pairs]
         made = getattr(hook, "for_bucket", None)
         self.hook: CommHook | None = hook if made is None else made(self.views, comm)
         self._missing: list[int] = []
@@ -84,7 +89,7 @@ class Bucket:
             self._handles = [self.hook(self.flat[: self.numel], self.comm)]
             self._handles.append(self.comm.all_reduce(flags))
 
-    def reduced(self) -> None:
+    def wait_for_reduce(self) -> None:
         """Wait, and make every `.grad` final. A parameter that no rank used keeps none."""
         for handle in self._handles:
             handle.wait()
@@ -98,12 +103,12 @@ class Bucket:
         self._missing, self._handles = [], []
 
     def forget(self) -> None:
-        """After a backward that raised: let what is under way end, for it writes into `flat`."""
+        """After a backward that raised: wait for what is in flight, for it writes into `flat`."""
         while self._handles:
             self._handles.pop().wait()
 
     def abandon(self) -> None:
-        """As `forget`, without waiting: a rank is gone, and what is under way will never end."""
+        """As `forget`, without waiting: a rank is gone, and what is in flight will never end."""
         self._handles = []
 
 
@@ -114,11 +119,11 @@ class Reducible(Protocol):
 
     def collect(self, index: int, param: nn.Parameter) -> None: ...
     def reduce(self, missing: list[int]) -> None: ...
-    def reduced(self) -> None: ...
+    def wait_for_reduce(self) -> None: ...
 
 
 def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
-    """Autograd's number of the run under way, with `end` queued for its end; None if it is `known`.
+    """Autograd's number of the run in progress, with `end` queued for its end; None if `known`.
 
     Raises RuntimeError for a run inside another.
     """
@@ -138,7 +143,7 @@ class Reducer:
     """Reduces each bucket as soon as backward has filled it, and all before backward returns.
 
     Buckets go in index order (see [Note: order] in comm): a full bucket waits for those before it.
-    `in_flight` bounds how many are under way at once, and so the memory of their buffers.
+    `in_flight` bounds how many are in flight at once, and so the memory of their buffers.
 
     [Note: one backward] Autograd numbers its runs. The first gradient of a run queues `_end`, which
     autograd calls when the run is over. If it raised, the owner calls `reset` before the next.
@@ -178,8 +183,8 @@ class Reducer:
         bucket, arrived = self.buckets[b], self._arrived[b]
         if i in arrived:
             raise RuntimeError(
-                "a parameter got its gradient twice in one backward. Fix: one backward per "
-                "graph; checkpoint(..., use_reentrant=False)."
+                "a parameter received two gradients in one backward. Fix: run one backward per "
+                "graph; pass use_reentrant=False to checkpoint()."
             )
         arrived.add(i)
         bucket.collect(i, param)
@@ -197,7 +202,7 @@ class Reducer:
 
     def _finish(self, up_to: int) -> None:
         while self._done < up_to:
-            self.buckets[self._done].reduced()
+            self.buckets[self._done].wait_for_reduce()
             self._done += 1
 
     def _end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.gradient import own_grad
+from ddpz_lite.strategies.guards.model import check_frozen
 from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
@@ -19,11 +21,10 @@ class Replica(nn.Module):
     """A module that is the same on every rank: rank 0's parameters and buffers at the start.
 
     In training the buffers of rank 0 (BatchNorm statistics) are sent before each forward, as in
-    torch's DDP; all buffers travel as bytes in one broadcast. `broadcast_buffers=False` leaves them
-    to each rank.
+    torch's DDP, as bytes in one broadcast. `broadcast_buffers=False` leaves them to each rank.
 
-    Attributes: `flats` are the flat buffers that its optimizer's pieces lie in; `masters` those of
-    the frozen parameters that were cast for compute.
+    Attributes: `flats` are the flat buffers of its optimizer's shards; `masters` those of the
+    frozen parameters that were cast for compute.
     """
 
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
@@ -51,9 +52,9 @@ class Replica(nn.Module):
 
         count: this rank's samples or tokens. One small all-reduce, so every rank must call it. The
         mean of per-rank means is wrong when counts differ: a rank with 1 of 9 samples would get
-        half the weight. A rank whose batches have run out takes part until all have: with any batch
-        it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises ValueError
-        on all ranks if none has a sample.
+        half the weight. A rank whose batches have run out takes part until all ranks' have: with
+        any batch it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises
+        ValueError on all ranks if none has a sample.
         """
         device = next(self.module.parameters()).device
         total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait().item()
@@ -93,6 +94,24 @@ class Replica(nn.Module):
         return {"optimizer": [flat.shard for flat in self.masters]}
 
 
+class ReplicaOf(Replica):
+    """The model of ZeRO-1 and ZeRO-2: the same on every rank; the optimizer does the rest."""
+
+    def __init__(self, module: nn.Module, optimizer: Any, broadcast_buffers: bool) -> None:
+        super().__init__(module, optimizer.comm, broadcast_buffers)
+        self._no_sync = optimizer.no_sync
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """ZeRO-2: keep full gradients until the next backward outside. ZeRO-1 always does."""
+        return self._no_sync()
+
+    def memory_extra(self) -> dict[str, list[Tensor]]:
+        """A reduced gradient belongs to the shard of a parameter."""
+        reduced = [own_grad(shard) for flat in self.flats for shard in flat.shards]
+        gradients = [grad for grad in reduced if grad is not None]
+        return super().memory_extra() | {"gradients": gradients}
+
+
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """One line per parameter, for `Comm.check_equal`."""
     return [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in named]
@@ -107,40 +126,3 @@ def send_buffers(buffers: Sequence[Tensor], comm: Comm) -> None:
     sizes = [b.numel() * b.element_size() for b in buffers]
     for buffer, data in zip(buffers, flat.split(sizes), strict=True):
         buffer.data.copy_(data.clone().view(buffer.dtype).view(buffer.shape))  # no new version
-
-
-def check_separate(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two parameters share memory without being the same: they would be cut."""
-    spans = []
-    for name, param in {param: (name, param) for name, param in named}.values():
-        if param.numel() and not param.is_meta:
-            reach = sum((n - 1) * step for n, step in zip(param.shape, param.stride(), strict=True))
-            start, size = param.storage_offset(), param.element_size()
-            storage = param.untyped_storage()._cdata
-            spans.append((storage, start * size, (start + reach + 1) * size, name))
-    for (one, _, stop, name), (other, start, _, also) in pairwise(sorted(spans)):
-        if one == other and start < stop:
-            raise ValueError(
-                f"{name} and {also} share memory but are two parameters, so each would train a "
-                "copy of its own. Fix: one Parameter in both places, or clone() one; or stage 0."
-            )
-
-
-def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise RuntimeError if one of these, frozen when the model was wrapped, is trainable now."""
-    for name, param in frozen:
-        if param.requires_grad:
-            raise RuntimeError(
-                f"{name} was frozen when the model was wrapped and has requires_grad=True now; "
-                "its gradient would never be reduced. Fix: set requires_grad before wrapping."
-            )
-
-
-def check_hooks(module: nn.Module, sharded: bool) -> None:
-    """Raise ValueError if a parameter has a hook that would be lost, or was wrapped before."""
-    for name, param in module.named_parameters():
-        if param._post_accumulate_grad_hooks or (sharded and param._backward_hooks):
-            raise ValueError(
-                f"{name} has a gradient hook: of an earlier parallelize, or one that its shards "
-                "would not call. Fix: build a new module; change gradients after backward."
-            )

@@ -5,9 +5,8 @@ rank's shard, and gathers the parameters (Shard to Replicate). The two together 
 all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view of the parameters,
 so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
-Gradients stay in `param.grad`, of this rank alone, until `step()`, or until somebody reads or
-changes them (see `gradient`); so accumulation over several backwards costs nothing and needs no
-`no_sync`.
+Until `step()`, or `finalize_grads()`, `param.grad` is this rank's own gradient (see `gradient`); so
+accumulation over several backwards costs nothing and needs no `no_sync`.
 
 Source: Rajbhandari et al. 2020, section 5.1 (P_os).
 """
@@ -25,10 +24,10 @@ from torch import Tensor, nn
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.guards.model import check_frozen, check_separate
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.precision import LossScale
 from ddpz_lite.strategies.reducer import buckets_of
-from ddpz_lite.strategies.replica import check_frozen, check_separate
 
 
 class ZeRO1(ShardedOptimizer):
@@ -45,7 +44,7 @@ class ZeRO1(ShardedOptimizer):
         bucket_mb: megabytes (1e6 bytes) of parameters per transition.
         mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
             forward and backward; the optimizer steps on master copies in the dtype they had.
-        reduce_dtype: in which gradients travel, summed in fp32; default: that of the parameters.
+        reduce_dtype: in which gradients are sent, summed in fp32; default: that of the parameters.
         offload: keep shards and state in the memory of the host.
         loss_scale: see `precision.LossScale`.
         keep: parameters that mixed_precision leaves as they are; see `precision.keeps_dtype`.
@@ -53,7 +52,7 @@ class ZeRO1(ShardedOptimizer):
     Raises: TypeError for an optimizer that mixes elements; RuntimeError if ranks' models differ.
     """
 
-    reduces_later = True  # a gradient of this rank's own waits for the step
+    reduces_later = True  # whether own gradients wait for the step
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class ZeRO1(ShardedOptimizer):
         keep: Collection[nn.Parameter] = (),
         **options: Any,
     ) -> None:
-        self._piece_of: dict[nn.Parameter, nn.Parameter] = {}
+        self._shard_of: dict[nn.Parameter, nn.Parameter] = {}
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._bucket_mb, self._keep = bucket_mb, set(keep)
         self._flat_options = {
@@ -81,7 +80,7 @@ class ZeRO1(ShardedOptimizer):
             params, optimizer_class, comm=Comm.of(mesh), loss_scale=loss_scale, **options
         )
 
-    def adopt(self, groups: list[dict[str, Any]]) -> None:
+    def flatten(self, groups: list[dict[str, Any]]) -> None:
         params = [p for group in groups for p in group["params"]]
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
         self.comm.check_equal("the optimizer's parameters", lines)
@@ -97,10 +96,10 @@ class ZeRO1(ShardedOptimizer):
                 flat = Flat(bucket, self.comm, **options)
                 flat.owner = self
                 self.flats.append(flat)
-                self._piece_of.update(zip(flat.params, flat.pieces, strict=True))
+                self._shard_of.update(zip(flat.params, flat.shards, strict=True))
 
-    def piece(self, param: nn.Parameter) -> nn.Parameter:
-        return self._piece_of.get(param, param)
+    def shard_of(self, param: nn.Parameter) -> nn.Parameter:
+        return self._shard_of.get(param, param)
 
     def reduce(self) -> None:
         """Each gradient is copied once, to be sent, and freed; two buckets at a time."""
@@ -111,36 +110,31 @@ class ZeRO1(ShardedOptimizer):
                     flat.collect(index, grad)
                     set_own_grad(param, None)
             if before_last is not None:
-                before_last.reduced()
+                before_last.wait_for_reduce()
             flat.reduce()
         for flat in flats[-2:]:
-            flat.reduced()
+            flat.wait_for_reduce()
         super().reduce()
 
     def _to_reduce(self) -> list[Flat]:
         return self.flats
 
-    def waits(self) -> bool:
-        """Whether this rank has gradients of its own that were not reduced."""
+    def has_unreduced(self) -> bool:
+        """Also own gradients of this rank."""
         own = any(own_grad(p) is not None for flat in self.flats for p in flat.params)
-        return own or super().waits()
+        return own or super().has_unreduced()
 
-    @property
-    def changes_later(self) -> bool:
-        """Whether `.grad` of a parameter, outside of backward, is not yet what is stepped by."""
-        return self.loss_scale is not None or (self.reduces_later and self.comm.size > 1)
-
-    def settle(self) -> None:
+    def finalize_grads(self) -> None:
         check_frozen(self._frozen)
-        super().settle()
+        super().finalize_grads()
 
     def publish(self) -> None:
-        """Shard to Replicate: every parameter whole, as the pieces have it."""
+        """Shard to Replicate: the updated parameters, on every rank."""
         super().publish()
         for flat in self.flats:
-            flat.gather()
+            flat.unshard()
         for flat in self.flats:
-            flat.gathered()
+            flat.wait_for_unshard()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """ZeRO-2: gradients are sharded too. Each bucket is reduced while backward runs, and freed.
 
-After `backward()` the mean lies in shards, on the optimizer's pieces; see `gradient` for `.grad`.
-At no time does a rank hold all gradients: two buckets at most are on their way.
+After `backward()` the mean lies in shards, and `param.grad` is this rank's part (see `gradient`).
+At no time does a rank hold all gradients: two buckets at most are in flight.
 
 Accumulation has a price, and two ways to pay it. By default every backward reduces and adds to the
-shards: m micro-batches move (m+1)Ψ, and memory stays sharded. Under `no_sync` gradients stay whole
-on each rank until the first backward outside: 2Ψ are moved, and memory is that of ZeRO-1 meanwhile.
+shards: m micro-batches move (m+1)Ψ, and memory stays sharded. Under `no_sync` gradients stay
+unsharded until the first backward outside: 2Ψ are moved, and memory is that of ZeRO-1 meanwhile.
 
 Source: Rajbhandari et al. 2020, section 5.2 (P_os+g).
 """
@@ -24,8 +24,8 @@ from ddpz_lite.strategies.reducer import Reducer
 from ddpz_lite.strategies.zero1 import ZeRO1
 
 
-class Shards:
-    """A bucket that the Reducer reduces to shards: Flat, seen as DDP's Bucket is seen."""
+class ShardedBucket:
+    """A flat buffer as a bucket that the Reducer reduces: to shards, where DDP's stays full."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat, self.params = flat, flat.params
@@ -37,8 +37,8 @@ class Shards:
     def reduce(self, missing: list[int]) -> None:
         self.flat.reduce()  # its flags say what is missing
 
-    def reduced(self) -> None:
-        self.flat.reduced()
+    def wait_for_reduce(self) -> None:
+        self.flat.wait_for_reduce()
 
 
 class ZeRO2(ZeRO1):
@@ -50,10 +50,10 @@ class ZeRO2(ZeRO1):
         self._reducer = Reducer([], in_flight=2)
         super().__init__(*args, **kwargs)
 
-    def adopt(self, groups: list[dict[str, Any]]) -> None:
+    def flatten(self, groups: list[dict[str, Any]]) -> None:
         known = len(self.flats)
-        super().adopt(groups)
-        self._reducer.add([Shards(flat) for flat in self.flats[known:]])
+        super().flatten(groups)
+        self._reducer.add([ShardedBucket(flat) for flat in self.flats[known:]])
 
     def _to_reduce(self) -> list[Flat]:
         """Backward has reduced, but for what was assigned to `.grad`, or left by `no_sync`."""
@@ -67,6 +67,6 @@ class ZeRO2(ZeRO1):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside keep whole gradients here; the next one outside reduces the sum."""
+        """Backwards inside keep full gradients here; the next one outside reduces the sum."""
         with self._reducer.no_sync():
             yield

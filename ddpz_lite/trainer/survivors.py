@@ -109,7 +109,7 @@ class Survivors:
 
     def _regroup(self, model: DDP) -> None:
         """Leave the group, and form one of the ranks that report in time."""
-        model.leave()
+        model.abandon()
         dist.destroy_process_group()
         self.generation += 1
         key, deadline = f"regroup-{self.generation}", time.monotonic() + self.wait

@@ -145,7 +145,7 @@ def test_what_is_added_to_the_package_is_closed_without_anyone_remembering_it(tm
         "course/tasks/lesson99/job.py": b"new = 1\n",
     }
     assert before.items() <= after.items()
-    facts = {"strategies/placement.py", "strategies/schedules.py"}
+    facts = set(isolation.FACTS)
     assert not {after[name] for name in facts} & {stand_in, b""}
     closed = [name for name in after if name.startswith("strategies/") or "sampler" in name]
     closed = [name for name in closed if name not in facts]

@@ -20,7 +20,7 @@ from ddpz_lite.course.show.calculator import (
     draw,
     traffic,
 )
-from ddpz_lite.strategies.placement import zero_memory
+from ddpz_lite.strategies.costs import zero_memory
 
 STATE = ("parameters", "gradients", "optimizer")
 LAYERS, WIDTH, LENGTH = 4, 128, 32

@@ -11,7 +11,7 @@ from ddpz_lite.course.show.changes import memory_changes
 from ddpz_lite.course.show.delay import delay, path
 from ddpz_lite.course.show.fsdp2 import FUNCTIONS, METHODS, places, watched
 from ddpz_lite.course.show.side_by_side import side_by_side
-from ddpz_lite.strategies import placement
+from ddpz_lite.strategies import costs
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
@@ -32,12 +32,10 @@ def shown(monkeypatch):
 
 def test_accumulation_pays_with_memory_or_with_traffic():
     found = ways(7.5e9, 64, 4)
-    once = 2 * placement.elements_moved(7.5e9, 64, 2)
-    assert (
-        found["ZeRO-1"] == found["ZeRO-2, no_sync"] == (placement.zero_memory(7.5e9, 64, 1), once)
-    )
+    once = 2 * costs.elements_moved(7.5e9, 64, 2)
+    assert found["ZeRO-1"] == found["ZeRO-2, no_sync"] == (costs.zero_memory(7.5e9, 64, 1), once)
     held, sent = found["ZeRO-2, keep shards"]
-    assert held == placement.zero_memory(7.5e9, 64, 2)
+    assert held == costs.zero_memory(7.5e9, 64, 2)
     assert sent == pytest.approx(once * 5 / 2)  # (m + 1) Ψ against 2 Ψ
     assert ways(1e9, 8, 1)["ZeRO-2, no_sync"] == ways(1e9, 8, 1)["ZeRO-2, keep shards"]
 

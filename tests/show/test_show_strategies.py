@@ -7,7 +7,7 @@ import pytest
 from ddpz_lite import Network
 from ddpz_lite.course.show import strategies
 from ddpz_lite.course.show.strategies import LINKS, NAMES, Setting, chosen, fits, held, spent
-from ddpz_lite.strategies.placement import zero_memory
+from ddpz_lite.strategies.costs import zero_memory
 
 SLOW = LINKS["100 Gbit/s"]
 

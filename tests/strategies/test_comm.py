@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.comm import Comm, backend_of
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.groups import backend_of
 
 
 def transitions() -> dict[str, object]:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.flat import Flat, Layout
+from ddpz_lite.strategies.flat import Flat
+from ddpz_lite.strategies.layout import Layout
 
 SHAPES = [(3, 5), (), (7,), (1, 1), (2, 3, 4)]
 
@@ -31,7 +32,7 @@ def test_every_element_is_owned_once(world, count):
     assert torch.equal(torch.cat([v.flatten() for v in views]), full[:numel])
     shards = full.view(world, -1)
     for index, view in enumerate(views):
-        pieces = [layouts[r].pieces(shards[r])[index] for r in range(world)]
+        pieces = [layouts[r].split(shards[r])[index] for r in range(world)]
         assert torch.equal(torch.cat(pieces), view.flatten())
 
 
@@ -55,13 +56,13 @@ def test_gradients_reach_the_pieces_and_missing_ones_do_not():
     for index in (0, 2):
         flat.collect(index, torch.full(SHAPES[index], index + 1.0))
     flat.reduce()
-    flat.reduced()
-    assert [p.grad is None for p in flat.pieces] == [False, True, False, True, True]
-    assert flat.pieces[2].grad.tolist() == [3.0] * 7
+    flat.wait_for_reduce()
+    assert [p.grad is None for p in flat.shards] == [False, True, False, True, True]
+    assert flat.shards[2].grad.tolist() == [3.0] * 7
     flat.collect(2, torch.ones(7))
     flat.reduce()
-    flat.reduced()
-    assert flat.pieces[2].grad.tolist() == [4.0] * 7  # added
+    flat.wait_for_reduce()
+    assert flat.shards[2].grad.tolist() == [4.0] * 7  # added
     assert all(a is b for a, b in zip(flat.params, params, strict=True))
 
 
@@ -70,29 +71,29 @@ def test_a_transposed_gradient_is_laid_out_in_the_parameters_order():
     grad = torch.arange(15.0).view(5, 3).t()
     flat.collect(0, grad)
     flat.reduce()
-    flat.reduced()
-    assert torch.equal(flat.pieces[0].grad.view(3, 5), grad)
+    flat.wait_for_reduce()
+    assert torch.equal(flat.shards[0].grad.view(3, 5), grad)
 
 
 def test_freed_and_gathered_again():
     flat, params = make(resident=False)
     values = [p.detach().clone() for p in params]
     held = flat.params[0] * 2  # autograd keeps the view
-    flat.free()
+    flat.reshard()
     assert flat.full.untyped_storage().size() == 0
-    flat.gather()
-    flat.gathered()
+    flat.unshard()
+    flat.wait_for_unshard()
     assert all(torch.equal(p, v) for p, v in zip(flat.params, values, strict=True))
     held.sum().backward()  # no complaint about a changed version
     assert all(
-        torch.equal(p.data.view(v.shape), v) for p, v in zip(flat.pieces, values, strict=True)
+        torch.equal(p.data.view(v.shape), v) for p, v in zip(flat.shards, values, strict=True)
     )
 
 
 def test_master_copies_keep_what_half_precision_loses():
     flat, params = make(dtype=torch.bfloat16)
     assert {p.dtype for p in params} == {torch.bfloat16}
-    assert {p.dtype for p in flat.pieces} == {torch.float32}
+    assert {p.dtype for p in flat.shards} == {torch.float32}
     torch.manual_seed(0)
     exact = [torch.randn(s) for s in SHAPES]
     assert all(torch.equal(m, e) for m, e in zip(flat.gather_master(), exact, strict=True))

@@ -120,7 +120,7 @@ def bytes_gathered(options: dict) -> list[int]:
         backward(model)
         optimizer.step()
         optimizer.zero_grad()
-    return [flat.held.numel() for flat in model.flats]
+    return [flat.local.numel() for flat in model.flats]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -197,14 +197,14 @@ def second_copy() -> dict[str, object]:
     wanted = [flat.layout.padded // 2 for flat in model.flats]
     x, y = CASES["gpt"].inputs(2)
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    kept = [0 if flat.second is None else flat.second.numel() for flat in model.flats]
+    kept = [0 if flat.secondary is None else flat.secondary.numel() for flat in model.flats]
     out["kept"] = kept == wanted
     out["counted"] = dz.memory(model, optimizer)["transient"] == 4 * sum(wanted)
     loss.backward()
-    out["gone"] = all(flat.second is None for flat in model.flats)
+    out["gone"] = all(flat.secondary is None for flat in model.flats)
     with torch.no_grad():
         model(x)
-    out["not without gradients"] = all(flat.second is None for flat in model.flats)
+    out["not without gradients"] = all(flat.secondary is None for flat in model.flats)
     model(x)  # without backward: after the step it is stale
     optimizer.step()
     with torch.no_grad():

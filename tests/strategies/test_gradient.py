@@ -1,28 +1,31 @@
 """Between backward and step, at every stage: torch's clipping, a GradScaler, loops over `p.grad`.
 
-Whatever a script does to gradients, or to parameters, must end where it ends in one process.
+Reading a gradient never communicates. What torch's tools do must end where it ends in one process,
+on every axis of a mesh.
 """
 
 from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from core_jobs import raised
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.parts import local_parameters
-from ddpz_lite.strategies.ddp import DDP
-from ddpz_lite.strategies.gradient import Gradient
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.zero3 import ZeRO3
+from ddpz_lite.strategies.pipeline import gpt_stages
+from ddpz_lite.strategies.schedules import one_f_one_b
 
 STAGES = (0, 1, 2, 3)
 
@@ -32,12 +35,6 @@ def net() -> nn.Module:
     return nn.Sequential(
         nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 1, bias=False)
     )
-
-
-def by_hand(model: nn.Module) -> None:
-    norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5
-    for p in model.parameters():
-        p.grad.div_(10 * norm)
 
 
 def one_by_one(model: nn.Module) -> None:
@@ -53,20 +50,23 @@ def one_by_one(model: nn.Module) -> None:
             p.grad.mul_(0.5)
 
 
-def by_foreach(model: nn.Module) -> None:
-    grads = [p.grad for p in model.parameters()]
-    torch._foreach_mul_(grads, 0.5 / torch.stack(torch._foreach_norm(grads)).max())
+def half_foreach(model: nn.Module) -> None:
+    torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
 
 
-CHANGES: dict[str, Callable[[nn.Module], object]] = {
+Change = Callable[[nn.Module], object]
+ANY_TIME: dict[str, Change] = {
     "clip_grad_norm_": lambda m: clip_grad_norm_(m.parameters(), 0.01),
+    "foreach": lambda m: clip_grad_norm_(m.parameters(), 0.01, foreach=True),
     "inf norm": lambda m: clip_grad_norm_(m.parameters(), 0.01, norm_type=float("inf")),
-    "clip_grad_value_": lambda m: clip_grad_value_(m.parameters(), 0.003),
+    "halved norm": lambda m: clip_grad_norm_(next(m.parameters()), 0.01),
     "zero_grad": lambda m: m.zero_grad(),
     "zeros": lambda m: m.zero_grad(set_to_none=False),
-    "by hand": by_hand,
+    "half": half_foreach,
+}
+ONCE_FINAL: dict[str, Change] = {  # needs optimizer.finalize_grads()
+    "clip_grad_value_": lambda m: clip_grad_value_(m.parameters(), 0.003),
     "one by one": one_by_one,
-    "foreach": by_foreach,
 }
 
 
@@ -74,17 +74,17 @@ def far(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((a[name] - b[name]).abs().max().item() for name in b)
 
 
-def changed_between() -> dict[tuple[str, int], float]:
+def changed(half: torch.dtype | None, changes: tuple[str, ...]) -> dict[tuple[str, int], float]:
     """Distance to one process after three steps, two backwards each, by change and stage."""
     torch.set_num_threads(1)
     rank, world, found = dist.get_rank(), dist.get_world_size(), {}
     data = torch.randn(6, 2 * world, 5, generator=torch.Generator().manual_seed(5))
-    for name, change in CHANGES.items():
+    options = {"lr": 0.5, "bucket_mb": 1e-4, "mixed_precision": half}
+    for name in changes:
+        change = (ANY_TIME | ONCE_FINAL)[name]
         plain = net()
-        alone = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        pairs = {
-            s: parallelize(net(), torch.optim.AdamW, s, lr=1e-2, bucket_mb=1e-4) for s in STAGES
-        }
+        alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+        pairs = {s: parallelize(net(), torch.optim.SGD, s, **options) for s in STAGES}
         for first in range(0, 6, 2):
             for x in data[first : first + 2]:
                 for r in range(world):
@@ -95,76 +95,117 @@ def changed_between() -> dict[tuple[str, int], float]:
             for stage, (model, optimizer) in pairs.items():
                 for x in data[first : first + 2]:
                     model(x[rank::world]).square().mean().backward()
+                if name in ONCE_FINAL:
+                    optimizer.finalize_grads()
                 change(model if stage == 3 else model.module)
                 optimizer.step()
                 optimizer.zero_grad()
+        moved = far(net().state_dict(), plain.state_dict()) or 1.0
         for stage, (model, _) in pairs.items():
-            found[name, stage] = far(dz.full_state_dict(model), plain.state_dict())
+            found[name, stage] = far(dz.full_state_dict(model), plain.state_dict()) / moved
     return found
 
 
-@pytest.mark.parametrize("world", [1, 3, pytest.param(2, marks=pytest.mark.extra)])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.extra)])
 def test_what_a_script_does_to_gradients_is_done(world):
-    for found in dz.launch(changed_between, world, record=False):
-        assert {key: d for key, d in found.items() if not d < 1e-6} == {}
+    for found in dz.launch(changed, world, args=(None, (*ANY_TIME, *ONCE_FINAL)), record=False):
+        assert {key: d for key, d in found.items() if not d < 1e-5} == {}
 
 
-def clamp(model: nn.Module) -> None:
-    for p in model.parameters():
-        p.grad.clamp_(-0.01, 0.01)
-        p.grad *= 2
-
-
-def own_scale() -> tuple[dict[tuple[str, int], float], dict[int, object]]:
-    """fp16: distance to one process in fp32, as a part of what it moved, by change and stage; what
-    is said to an assignment, by stage."""
-    torch.set_num_threads(1)
-    rank, world, found, said, seen = dist.get_rank(), dist.get_world_size(), {}, {}, []
-    data = torch.randn(6, 2 * world, 5, generator=torch.Generator().manual_seed(5))
-    for name, change in CHANGES.items():
-        plain = net()
-        alone = torch.optim.SGD(plain.parameters(), lr=0.5)
-        options = {"lr": 0.5, "mixed_precision": torch.float16, "bucket_mb": 1e-4}
-        pairs = {s: parallelize(net(), torch.optim.SGD, s, **options) for s in STAGES}
-        for stage in (0, 1, 3):  # hooks that look; at stage 2 the gradient has gone already
-            first = next(pairs[stage][0].parameters())
-            first.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm()))
-        if name == "one by one":  # p.grad = ...
-            for stage, (model, _) in pairs.items():
-                model(data[0][rank::world]).sum().backward()
-                said[stage] = raised(lambda m=model: one_by_one(m))
-            continue
-        for first in range(0, 6, 2):
-            for x in data[first : first + 2]:
-                for r in range(world):
-                    (plain(x[r::world]).square().mean() / world).backward()
-                clamp(plain)  # between two backwards, too
-            change(plain)
-            alone.step()
-            alone.zero_grad()
-            for stage, (model, optimizer) in pairs.items():
-                user = model if stage == 3 else model.module
-                for x in data[first : first + 2]:
-                    model(x[rank::world]).square().mean().backward()
-                    clamp(user)
-                change(user)
-                optimizer.step()
-                [p.grad.norm() for p in user.parameters() if p.grad is not None]  # for a log
-                optimizer.zero_grad()
-        moved = far(net().state_dict(), plain.state_dict())
-        for stage, (model, _) in pairs.items():
-            off = far(dz.full_state_dict(model), plain.state_dict())
-            found[name, stage] = off / moved if moved else off
-    assert seen
-    return found, said
-
-
-@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.extra)])
-def test_under_fp16_gradients_are_seen_and_changed_without_the_loss_scale(world):
-    for found, said in dz.launch(own_scale, world, record=False):
+@pytest.mark.parametrize("world", [1, 2])
+def test_under_fp16_too(world):
+    names = ("clip_grad_norm_", "inf norm", "zeros", "half", "clip_grad_value_")
+    for found in dz.launch(changed, world, args=(torch.float16, names), record=False):
         assert {key: d for key, d in found.items() if not d < 0.02} == {}
-        assert all("Fix: after backward p.grad.copy_(g)" in said.pop(s) for s in (0, 1, 2))
-        assert not said.pop(3), "a shard is assigned as it was read: without the scale"
+
+
+def read_on_rank_0() -> dict[str, Any]:
+    """One backward at each stage, at world 3: rank 0 alone reads gradients."""
+    out, rank = {}, dist.get_rank()
+    for stage in STAGES:
+        model, optimizer = parallelize(net(), torch.optim.SGD, stage, lr=0.1)
+        user = model if stage == 3 else model.module
+        model(torch.full((2, 5), rank + 1.0)).sum().backward()
+        if rank == 0:
+            for p in user.parameters():
+                seen = p.grad.norm(), p.grad.mean(), p.grad.flatten().tolist(), f"{p.grad}"
+                seen += (
+                    p.grad.abs().max() if p.grad.numel() else 0,
+                    torch.linalg.vector_norm(p.grad),
+                )
+        first = next(user.parameters())
+        shape = tuple(first.grad.shape)
+        out[f"shape {stage}"] = shape == ((7, 5) if stage < 2 else first.grad.shape[:1])
+        if stage == 1:
+            out["clamp"] = raised(lambda u=user: clip_grad_value_(u.parameters(), 1.0))
+            out["derived"] = raised(
+                lambda u=user: get_total_norm([p.grad / 2 for p in u.parameters()])
+            )
+        optimizer.finalize_grads()
+        local = torch.cat([own.grad.flatten() for own in user.parameters()])
+        norm = get_total_norm([p.grad / 2 for p in user.parameters()])
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, local.tolist())
+        exact = torch.tensor(
+            [x for part in everyone for x in part] if stage else everyone[0]
+        ).norm()
+        out[f"norm {stage}"] = torch.allclose(norm * 2, exact)
+        grad = first.grad
+        for copied in (copy.deepcopy(grad), pickle.loads(pickle.dumps(grad))):
+            out[f"plain {stage}"] = type(copied) is Tensor and torch.equal(copied, grad.clone())
+        optimizer.step()
+        module, file = copy.deepcopy(model.module) if stage < 3 else nn.Linear(1, 1), io.BytesIO()
+        out[f"copies {stage}"] = all(type(q) is nn.Parameter for q in module.parameters())
+        if stage < 3:
+            torch.save(model.module, file)
+            file.seek(0)
+            again = torch.load(file, weights_only=False).parameters()
+            pairs = zip(model.module.parameters(), again, strict=True)
+            out[f"saved {stage}"] = all(
+                type(q) is nn.Parameter and torch.equal(p, q) for p, q in pairs
+            )
+    return out
+
+
+def test_reading_a_gradient_never_communicates():
+    for out in dz.launch(read_on_rank_0, 3, record=False):
+        assert "this rank's own gradient" in (said := out.pop("clamp")), said
+        assert "Fix: optimizer.finalize_grads()" in said
+        assert "computed from a gradient that is not final" in out.pop("derived")
+        assert all(out.values()), out
+
+
+class Halves(nn.Module):
+    """Rank 0 uses one layer, the other ranks the other: at ZeRO-1 each has gradients of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        return (self.b if rank else self.a)(x)
+
+
+def clipped_halves() -> dict[int, tuple[float, float]]:
+    rank, world, out = dist.get_rank(), dist.get_world_size(), {}
+    for stage in (0, 1, 2):
+        torch.manual_seed(0)
+        plain = Halves()
+        model, optimizer = parallelize(copy.deepcopy(plain), torch.optim.SGD, stage, lr=1.0)
+        for r in range(world):
+            (plain(torch.ones(1, 5), r).sum() / world).backward()
+        model(torch.ones(1, 5), rank).sum().backward()
+        exact = clip_grad_norm_(plain.parameters(), 0.5)
+        norm = clip_grad_norm_(model.module.parameters(), 0.5)
+        optimizer.step()
+        torch.optim.SGD(plain.parameters(), lr=1.0).step()
+        out[stage] = (norm - exact).item(), far(dz.full_state_dict(model), plain.state_dict())
+    return out
+
+
+def test_a_parameter_that_only_some_ranks_used_is_clipped_with_the_rest():
+    for out in dz.launch(clipped_halves, 3, record=False):
+        assert all(abs(n) < 1e-5 and d < 1e-6 for n, d in out.values()), out
 
 
 def left_by_no_sync() -> dict[tuple[int, str], float]:
@@ -193,65 +234,6 @@ def left_by_no_sync() -> dict[tuple[int, str], float]:
 def test_what_no_sync_has_left_is_reduced_by_the_step():
     for out in dz.launch(left_by_no_sync, 2, record=False):
         assert all(d < 1e-6 for d in out.values()), out
-
-
-def read_and_refused() -> dict[str, object]:
-    rank, world, out = dist.get_rank(), dist.get_world_size(), {}
-    for stage in (1, 2):
-        model, optimizer = parallelize(net(), torch.optim.SGD, stage, lr=0.1)
-        ddp = DDP(net())
-        x = torch.full((2, 5), rank + 1.0)
-        for one in (model, ddp):
-            one(x).sum().backward()
-        p, exact = model.module[0].weight, ddp.module[0].weight.grad
-        assert isinstance(p.grad, Gradient) and "Gradient(size=(7, 5), here=" in repr(p.grad)
-        out[f"whole {stage}"] = torch.equal(p.grad.clone(), exact)
-        out[f"sum {stage}"] = torch.equal(p.grad.abs().sum(), exact.abs().sum())
-        plain = exact.clone()
-        out[f"in {stage}"] = torch.equal(plain.add_(p.grad), 2 * exact)
-        p.grad.mul_(exact > 0)  # a mask in the shape of the parameter
-        p.grad.add_(torch.ones(5))
-        out[f"masked {stage}"] = torch.equal(p.grad.clone(), exact.clamp(min=0) + 1)
-        torch.mul(exact, 3, out=p.grad)
-        out[f"out {stage}"] = torch.equal(p.grad.clone(), 3 * exact)
-        p.grad.copy_(exact)
-        out[f"copied {stage}"] = torch.equal(p.grad.clone(), exact)
-        out[f"view {stage}"] = raised(lambda p=p: p.grad[0].zero_())
-        out[f"index {stage}"] = raised(lambda p=p: p.grad.index_fill_(0, torch.tensor([0]), 0.0))
-        with model.no_sync():  # left behind: reduced in the step
-            optimizer.zero_grad()
-            model(x).sum().backward()
-        optimizer.step()
-        torch.optim.SGD(ddp.parameters(), lr=0.1).step()
-        out[f"left {stage}"] = far(dz.full_state_dict(model), ddp.module.state_dict()) < 1e-6
-        other = copy.deepcopy(model.module)
-        file = io.BytesIO()
-        torch.save(model.module, file)
-        file.seek(0)
-        again = torch.load(file, weights_only=False)
-        out[f"copies {stage}"] = all(
-            type(q) is nn.Parameter and torch.equal(p, q)
-            for m in (other, again)
-            for p, q in zip(model.module.parameters(), m.parameters(), strict=True)
-        )
-    model = ZeRO3(net())
-    model(torch.ones(2, 5)).sum().backward()
-    local = torch.cat([p.grad.flatten() for p in model.parameters()])
-    whole = (dist.all_gather_object(parts := [None] * world, local.tolist()), parts)[1]
-    norm = get_total_norm([p.grad / 2 for p in model.parameters()])
-    out["norm 3"] = torch.allclose(norm * 2, torch.tensor([x for one in whole for x in one]).norm())
-    out["none 3"] = [p.grad is None for p in model.parameters()].count(True)
-    out["saved 3"] = type(copy.deepcopy(next(model.parameters()).grad)) is Tensor
-    return out
-
-
-def test_a_gradient_in_shards_is_read_whole_and_has_no_views():
-    for out in dz.launch(read_and_refused, 2, record=False):
-        for stage in (1, 2):
-            assert "p.grad.clone()" in out.pop(f"view {stage}")
-            assert "p.grad.clone()" in out.pop(f"index {stage}")
-        assert out.pop("none 3") == 0
-        assert all(out.values()), out
 
 
 class Spike(nn.Module):
@@ -307,6 +289,70 @@ def test_a_grad_scaler_skips_and_scales_on_all_ranks_alike(world):
             assert distance < 1e-6, key
             assert all(one == ours for one, ours in scales), (key, scales)
             assert any(b < a for (a, _), (b, _) in pairwise(scales)), key
+
+
+# -- other axes of a mesh: here ranks hold different parts of the model
+
+CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=2, heads=2, width=8, tied=True)
+TOKENS = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(1))
+SCALER = {"init_scale": 2.0**10, "growth_interval": 2}
+
+
+def gpt() -> nn.Module:
+    torch.manual_seed(0)
+    return dz.GPT(CONFIG)
+
+
+def on_axes(shape: tuple[int, int], kind: str, stage: int) -> dict[str, Any]:
+    """Three steps on (data, `kind`), clipped and scaled by torch; the second meets an inf."""
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", kind))
+    whole, plain = gpt(), gpt()
+    if kind == "tensor":
+        model = dz.tensor_parallel(whole, mesh["tensor"])
+    else:
+        model = dz.Pipeline(gpt_stages(whole, shape[1]), one_f_one_b(shape[1], 2), mesh["pipe"])
+    model, optimizer = parallelize(model, torch.optim.SGD, stage, lr=0.5, mesh=mesh)
+    alone, out = torch.optim.SGD(plain.parameters(), lr=0.5), {}
+    one, ours = (torch.amp.GradScaler("cpu", **SCALER) for _ in range(2))
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    part = [t.chunk(shape[0])[mesh.get_local_rank("data")] for t in (x, y)]
+    norms, scales = [], []
+    for step in range(3):
+        one.scale(dz.next_token_loss(plain(x), y)).backward()
+        if kind == "tensor":
+            ours.scale(dz.next_token_loss(model(part[0]), part[1])).backward()
+        else:
+            ours.scale(torch.zeros(()))  # the stages that have no loss need the scale too
+            model.step(*part, lambda out, y: ours.scale(dz.next_token_loss(out, y)))
+        if step == 1:
+            next(plain.parameters()).grad[0, 0] = float("inf")
+            if mesh.get_local_rank(kind) == 1:  # in one rank's columns, or on one stage
+                last = [p for p in model.parameters() if p.grad is not None and p.grad.numel()][-1]
+                last.grad.as_subclass(Tensor).view(-1)[0] = float("inf")
+        for s, o, m in ((one, alone, plain), (ours, optimizer, model)):
+            s.unscale_(o)
+            norms.append(clip_grad_norm_(m.parameters(), 0.1).item())
+            s.step(o)
+            s.update()
+            o.zero_grad()
+        scales.append((one.get_scale(), ours.get_scale()))
+    out["norms"] = norms
+    out["scales"] = all(a == b for a, b in scales)
+    out["far"] = far(dz.full_state_dict(model), plain.state_dict())
+    return out
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", ["tensor", "pipe"])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2)])
+def test_torchs_clipping_and_scaler_on_other_axes(shape, kind, stage):
+    runs = [*dz.launch(on_axes, shape[0] * shape[1], args=(shape, kind, stage))]
+    for out in runs:
+        pairs = list(zip(out["norms"][::2], out["norms"][1::2], strict=True))
+        for step, (exact, norm) in enumerate(pairs):
+            assert step == 1 or norm == pytest.approx(exact, rel=1e-5), pairs
+        assert out["scales"] and out["far"] < 1e-5, out
 
 
 def edited() -> dict[tuple[int, str], object]:

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from ddpz_lite.meter import memory
 from ddpz_lite.model import MLP
+from ddpz_lite.strategies.costs import MIXED, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.placement import MIXED, zero_memory
 
 
 @pytest.fixture

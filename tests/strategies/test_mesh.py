@@ -30,8 +30,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.costs import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.placement import MIXED, elements_moved, zero_memory
 from ddpz_lite.strategies.precision import LossScale
 
 ROWS = [(0, 3), (1, 1), (1, 2), (1, 3)]
@@ -234,10 +234,15 @@ def gradients() -> dict[str, object]:
     torch.manual_seed(5)
     backward(model)
     out["waits"] = all(flat.partial is not None for flat in model.flats)
-    out["read"] = same()
+    first = next(model.parameters())
+    out["reads alone"] = dist.get_rank() > 0 or bool(first.grad.norm() >= 0)  # no collective
+    out["refused"] = "Fix: optimizer.finalize_grads()" in raised(lambda: first.grad.mul_(2))
+    optimizer.finalize_grads()
+    out["final"] = same()
     out["waits no more"] = all(flat.partial is None for flat in model.flats)
     backward(model)
-    out["added"] = same(2.0)  # to what was read
+    optimizer.finalize_grads()
+    out["added"] = same(2.0)  # to what was final
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     exact = 2 * nn.utils.get_total_norm([p.grad for p in plain.parameters()])
     out["torch's clipping"] = torch.allclose(norm, exact, rtol=1e-5)
@@ -299,12 +304,12 @@ def inf_on_one_rank(stage, where: int) -> list[tuple[bool, float]]:
     model, optimizer = parallelize(Exploding(), torch.optim.SGD, stage, mesh=mesh(), lr=0.1, **half)
     seen = []
     for step in range(3):
-        before = [p.detach().clone() for p in optimizer.pieces()]
+        before = [p.detach().clone() for p in optimizer.shards()]
         model(torch.ones(2, 4), step == 1 and dist.get_rank() == where).sum().backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
-        pairs = list(zip(before, optimizer.pieces(), strict=True))
+        pairs = list(zip(before, optimizer.shards(), strict=True))
         assert all(torch.isfinite(after).all() for _, after in pairs)
         moved = any(not torch.equal(a, b) for a, b in pairs if a.numel())
         seen.append((moved, optimizer.loss_scale.scale))

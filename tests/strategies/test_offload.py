@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddpz_lite.meter import HostTraffic
 from ddpz_lite.strategies import comm
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.costs import offload_moved
 from ddpz_lite.strategies.flat import Flat
-from ddpz_lite.strategies.placement import offload_moved
 
 
 class FromMeta(TorchDispatchMode):
@@ -50,24 +50,24 @@ def one_step(flat: Flat, inner: int, micro_batches: int, resharded: bool) -> Non
     """What a step of this stage asks of a buffer."""
 
     def gather() -> None:
-        flat.gather()
-        flat.gathered()
+        flat.unshard()
+        flat.wait_for_unshard()
 
     for micro in range(micro_batches):
         if inner == 3:
             gather()
             if resharded:
-                flat.free()
+                flat.reshard()
                 gather()
         if inner > 1 or micro == micro_batches - 1:
             for index, param in enumerate(flat.params):
                 flat.collect(index, torch.empty_like(param))
             flat.reduce()
-            flat.reduced()
+            flat.wait_for_reduce()
         if inner == 3:
-            flat.free()
+            flat.reshard()
     flat.reduce_across()
-    flat.reduced()
+    flat.wait_for_reduce()
     flat.publish().wait()
     if inner < 3:
         gather()
@@ -85,7 +85,7 @@ def test_bytes_between_host_and_device_are_the_model(
     flat = Flat(params, ranks, dtype=half, resident=inner < 3, offload=True)
     assert (flat.shard.device.type, flat.full.device.type) == ("cpu", "meta")
     if inner == 3:
-        flat.free()
+        flat.reshard()
     with HostTraffic() as moved:
         one_step(flat, inner, micro_batches, resharded)
     facts = flat.layout.padded, (2, 2) if mesh else 4, stage

@@ -34,7 +34,7 @@ def every_stage() -> dict[tuple[str, str, int], tuple[float, float, bool]]:
                     if half is torch.float16:
                         options["loss_scale"] = LossScale(256.0)
                     states[stage], _, optimizer = train(CASES[case], recipe, stage, **options)
-                    masters = {p.dtype for p in optimizer.pieces()} == {torch.float32}
+                    masters = {p.dtype for p in optimizer.shards()} == {torch.float32}
                     far, near = distance(states[stage], alone), states.get(1, states[stage])
                     key = case, f"{name} {reduce_dtype or ''}", stage
                     found[key] = far, distance(states[stage], near), masters
@@ -150,7 +150,7 @@ def inf_on_one_rank(clip: bool) -> dict[int, tuple]:
         )
         seen = []
         for step in range(4):
-            before = [p.detach().clone() for p in optimizer.pieces()]
+            before = [p.detach().clone() for p in optimizer.shards()]
             explode = step == 1 and dist.get_rank() == dist.get_world_size() - 1
             model(torch.ones(2, 4), explode).sum().backward()
             if clip:
@@ -159,10 +159,10 @@ def inf_on_one_rank(clip: bool) -> dict[int, tuple]:
             optimizer.zero_grad()
             moved = [
                 not torch.equal(a, b)
-                for a, b in zip(before, optimizer.pieces(), strict=True)
+                for a, b in zip(before, optimizer.shards(), strict=True)
                 if a.numel()
             ]
-            finite = all(torch.isfinite(p).all() for p in optimizer.pieces())
+            finite = all(torch.isfinite(p).all() for p in optimizer.shards())
             seen.append((any(moved), finite, optimizer.loss_scale.scale))
         out[stage] = (*seen, optimizer.loss_scale.skipped)
     return out
@@ -190,22 +190,22 @@ def test_small_gradients_survive_only_with_a_scale():
             loss_scale=LossScale(scale),
         )
         (model(torch.ones(1, 1)).sum() * 1e-9).backward()
-        before = [p.detach().clone() for p in optimizer.pieces()]
+        before = [p.detach().clone() for p in optimizer.shards()]
         optimizer.inner.param_groups[0]["lr"] = 1.0
         optimizer.param_groups[0]["lr"] = 1e6
         optimizer.step()
-        after = [p.detach() for p in optimizer.pieces()]
+        after = [p.detach() for p in optimizer.shards()]
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) == survives
 
 
 def test_scale_grows_after_good_steps():
     scale, alone = LossScale(scale=8.0, interval=3), Comm.alone()
     for _ in range(3):
-        assert scale.unscale_([torch.full((2,), 16.0)], alone, torch.device("cpu"))
+        assert scale.update([torch.full((2,), 16.0)], alone, torch.device("cpu"))
     assert scale.scale == 16.0
     grads = [torch.full((2,), 16.0), torch.tensor([1.0, float("nan")])]
-    assert not scale.unscale_(grads, alone, torch.device("cpu"))
-    assert (scale.scale, scale.skipped, grads[0].tolist()) == (8.0, 1, [1.0, 1.0])
+    assert not scale.update(grads, alone, torch.device("cpu"))
+    assert (scale.scale, scale.skipped, grads[0].tolist()) == (8.0, 1, [16.0, 16.0])
 
 
 def through_two_models() -> list[float]:

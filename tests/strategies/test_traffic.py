@@ -11,8 +11,8 @@ from core_jobs import CASES, gpt
 from torch.nn import functional as F
 
 import ddpz_lite as dz
+from ddpz_lite.strategies.costs import elements_moved
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.placement import elements_moved
 
 
 def one_step(stage: int, micro_batches: int, no_sync: bool, options: dict) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from torch.utils.checkpoint import checkpoint
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.full_state import full_state_dict, load_full_state_dict
 from ddpz_lite.model import MLP
+from ddpz_lite.strategies.forwards import tensors_in
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.units import split
-from ddpz_lite.strategies.zero3 import ZeRO3, tensors_in
+from ddpz_lite.strategies.unit_choice import split
+from ddpz_lite.strategies.units import Unit
+from ddpz_lite.strategies.zero3 import ZeRO3
 
 
 class Branch(nn.Module):
@@ -504,3 +507,15 @@ class Made:
 def test_a_class_that_is_passed_to_a_unit_is_not_looked_into():
     x = torch.ones(1)
     assert tensors_in(({"kind": Made}, Made(x))) == [x]
+
+
+def test_a_backward_looks_at_each_unit_a_constant_number_of_times(monkeypatch):
+    calls = {}
+    whole = Unit.is_done.fget
+    for blocks in (8, 64):
+        model = ZeRO3(nn.Sequential(*(nn.Linear(2, 2) for _ in range(blocks))))
+        count = itertools.count()
+        monkeypatch.setattr(Unit, "is_done", property(lambda u, c=count: (next(c), whole(u))[1]))
+        model(torch.ones(1, 2)).sum().backward()
+        calls[blocks] = next(count)
+    assert calls[64] <= 3 * 64 and calls[8] <= 3 * 8, calls

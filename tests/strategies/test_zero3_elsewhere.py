@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.full_state import full_state_dict
-from ddpz_lite.strategies.units import split
+from ddpz_lite.strategies.unit_choice import split
 from ddpz_lite.strategies.zero3 import ZeRO3
 
 WIDTH, STEPS = 6, 2

@@ -13,7 +13,7 @@ from torch import nn
 
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.full_state import full_state_dict
-from ddpz_lite.strategies.optim import check_elementwise
+from ddpz_lite.strategies.guards.elementwise import check_elementwise
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.precision import LossScale
 from ddpz_lite.strategies.zero1 import ZeRO1

@@ -21,7 +21,7 @@ from test_train_faults import recipe_of, words
 from train_state import assert_same, state
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.placement import elements_moved
+from ddpz_lite.strategies.costs import elements_moved
 from ddpz_lite.trainer.loop import train
 from ddpz_lite.trainer.recipe import Recipe
 

@@ -27,8 +27,8 @@ from ddpz_lite.launcher import device, launch
 from ddpz_lite.launcher.devices import plan
 from ddpz_lite.meter import matmul_peak, utilization
 from ddpz_lite.model import GPT, GPTConfig, next_token_loss
+from ddpz_lite.strategies.costs import MIXED, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.placement import MIXED, zero_memory
 
 PLAIN_TARGET = 1.01  # steps of plain torch, on one rank
 PEER_TARGETS = {"ZeRO-2": 1.0, "ZeRO-3": 1.0}  # steps of FSDP2

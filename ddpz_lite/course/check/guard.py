@@ -31,7 +31,7 @@ READY_MADE = {
     "ddpz_lite.data.work_queue": ("WorkQueue.__init__",),
 }
 ROOMS = ("ddpz_lite.strategies.", "ddpz_lite.checkpoint.", "ddpz_lite.course.built.")
-FACTS = ("ddpz_lite.strategies.placement", "ddpz_lite.strategies.schedules")  # no strategies
+FACTS = tuple(f"ddpz_lite.strategies.{name}" for name in ("placement", "costs", "schedules"))
 
 
 class ReadyMade(RuntimeError):

@@ -7,8 +7,8 @@ from typing import Any
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
 from ddpz_lite.course.show.style import INK, SERIES
-from ddpz_lite.strategies.placement import elements_moved
-from ddpz_lite.strategies.placement import zero_memory as state_bytes
+from ddpz_lite.strategies.costs import elements_moved
+from ddpz_lite.strategies.costs import zero_memory as state_bytes
 
 SIZES = {"125 M": 125e6, "1.3 B": 1.3e9, "7.5 B": 7.5e9, "30 B": 30e9}  # parameters
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from ddpz_lite.course.show.canvas import figure, house_style, stacked_bars
 from ddpz_lite.course.show.knobs import explore, options
 from ddpz_lite.course.show.style import INK, bytes_unit, in_bytes
-from ddpz_lite.strategies.placement import STAGES, Placement, elements_moved, strategy
+from ddpz_lite.strategies.costs import elements_moved
+from ddpz_lite.strategies.placement import STAGES, Placement, strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from ddpz_lite.course.show.canvas import figure, house_style, legend_above, swat
 from ddpz_lite.course.show.knobs import explore, options
 from ddpz_lite.course.show.page import show_figure
 from ddpz_lite.course.show.style import INK, SERIES, Look, in_bytes, in_seconds
-from ddpz_lite.strategies.placement import elements_moved
+from ddpz_lite.strategies.costs import elements_moved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -84,12 +84,12 @@ from ddpz_lite.strategies.flat import Flat
 class ZeRO1:
     def __init__(self, parameters, optimizer_class, **options):
         self.flat = Flat(parameters, Comm())
-        self.inner = optimizer_class(self.flat.pieces, **options)
+        self.inner = optimizer_class(self.flat.shards, **options)
     def step(self):
         for i, p in enumerate(self.flat.params): self.flat.collect(i, p.grad)
-        self.flat.reduce(); self.flat.reduced()
+        self.flat.reduce(); self.flat.wait_for_reduce()
         self.inner.step(); self.inner.zero_grad()
-        self.flat.gather(); self.flat.gathered()
+        self.flat.unshard(); self.flat.wait_for_unshard()
 ''')
 
 add("the library's norm", "10.clip_shards", 0, '''

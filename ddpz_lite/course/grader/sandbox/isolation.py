@@ -70,7 +70,8 @@ READY_MADE = (
     "data/token_budget.py",
     "data/work_queue.py",
 )
-FACTS = ("strategies/placement.py", "strategies/schedules.py")  # these are not strategies
+# Files of these that are not strategies.
+FACTS = ("strategies/placement.py", "strategies/costs.py", "strategies/schedules.py")
 DEVICES = ("null", "full", "random", "urandom")  # of "zero" one could map shared memory
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
-from ddpz_lite.strategies.placement import elements_moved
+from ddpz_lite.strategies.costs import elements_moved
 
 PLAN = {"nodes": int, "ranks": int, "stage": int, "steps": int, "save_every": int, "kill": int}
 PREDICTION = {"sent": float, "steps_twice": int, "goodput": float}

@@ -1,0 +1,80 @@
+"""Optimizers that mix the elements of a parameter: they cannot step on a shard of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def check_elementwise(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    device: torch.device | str = "cpu",
+) -> None:
+    """Raise TypeError unless each element's update depends on that element alone.
+
+    Found by trying: a 2x4 parameter is cut as ranks would cut it, each part has an optimizer of its
+    own, and three steps of all, the last with large gradients, must do what three steps on the
+    whole do, and leave the same numbers in the groups. Muon (matrices), Adafactor (row and column
+    means), L-BFGS (inner products), Prodigy (sums over all parameters) and whatever divides by a
+    global norm do not.
+    """
+    name = getattr(optimizer_class, "__name__", str(optimizer_class))
+    values = torch.linspace(-1.0, 1.0, 8, device=device).view(2, 4)
+    grads = torch.linspace(0.5, -2.5, 8, device=device).view(2, 4) ** 3
+    cuts = (
+        lambda t: [[t]],
+        lambda t: [[t[0]], [t[1]]],  # a row each
+        lambda t: [[t.flatten()[:3]], [t.flatten()[3:], t.flatten()[:0]]],  # and one holds nothing
+    )
+    optimizer_class([nn.Parameter(values.clone())], **options)  # wrong options raise as they are
+    first: list[Any] = []
+    for cut in cuts:
+        try:
+            pairs = zip(cut(values), cut(grads), strict=True)
+            ranks = [_try(optimizer_class, options, *pair) for pair in pairs]
+        except Exception as error:
+            raise TypeError(_unsupported(name, f"it fails on one ({error})")) from error
+        after = torch.cat([elements for elements, _ in ranks], dim=1)  # (steps, 8)
+        first = first or [after, ranks[0][1]]
+        if not torch.allclose(first[0], after):
+            raise TypeError(_unsupported(name, "an element's update depends on other elements"))
+        for key, value in first[1].items():
+            if not all(_same(value, numbers.get(key)) for _, numbers in ranks):
+                raise TypeError(_unsupported(name, f"its {key!r} depends on all elements"))
+
+
+def _try(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    values: list[Tensor],
+    grads: list[Tensor],
+) -> tuple[Tensor, dict[str, Any]]:
+    """Three steps of one rank: its elements after each, and at the end the options of its group."""
+    parts = [nn.Parameter(part.clone()) for part in values]
+    optimizer, after = optimizer_class(parts, **options), []
+    getattr(optimizer, "train", int)()  # schedule-free ones have two modes
+    for size in (1.0, 1.0, 1e3):
+        for part, grad in zip(parts, grads, strict=True):
+            part.grad = grad * size
+        optimizer.step()
+        after.append(torch.cat([p.detach().flatten() for p in parts]))
+    return torch.stack(after), {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor | float) and isinstance(b, Tensor | float):
+        a, b = (torch.as_tensor(x, dtype=torch.double, device="cpu") for x in (a, b))
+        return torch.allclose(a, b, atol=0)
+    return a == b
+
+
+def _unsupported(name: str, reason: str) -> str:
+    return (
+        f"{name} cannot step on a shard: {reason}. Fix: take an optimizer that works element by "
+        "element (SGD, Adagrad, RMSprop, Adam, AdamW), or stage 0 without mixed_precision and "
+        "offload, where every rank holds whole parameters."
+    )

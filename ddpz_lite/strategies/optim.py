@@ -64,7 +64,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._ready, self._scaled, self._finite = False, False, True
         self.before_reduce: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         if not whole:
-            device = self.param_groups[0]["params"][0].device
+            params = (p for group in self.param_groups for p in group["params"])
+            device = next((p.device for p in params), "cpu")  # none on a frozen pipeline stage
             check_elementwise(optimizer_class, options, device)
         self.adopt(self.param_groups)
         self.inner = optimizer_class([self._inner_group(g) for g in self.param_groups], **options)
@@ -199,8 +200,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.before_reduce()
         if not self._ready or self.waits():
             self.reduce()
-        if self._scaled:
-            device = self.pieces()[0].device
+        frozen = self.loss_scale is not None and not self._ready and not self.pieces()
+        if self._scaled or frozen:  # a frozen pipeline stage takes part in the agreement
+            device = next((piece.device for piece in self.pieces()), "cpu")
             self._finite = self.loss_scale.unscale_(self._gradients(), self.comm, device)
         self._ready, self._scaled = True, False
 

@@ -25,6 +25,7 @@ from torch import nn
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.gradient import own_grad
+from ddpz_lite.strategies.mesh import Chunks
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
@@ -155,7 +156,9 @@ def parallelize(
             "Fix: stages whose parameters have the names of the whole model, as gpt_stages makes."
         )
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
-    groups = _named_groups(module, param_groups)
+    groups = _named_groups(module, param_groups, may_be_frozen=pipe is not None)
+    if pipe is not None and not any(True for _ in module.parameters()):
+        _, row = rows(0)  # a stage without parameters has nothing to shard
     loss_scale = _cast(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
@@ -167,7 +170,7 @@ def parallelize(
             units=units,
             reshard_after_forward=reshard_after_forward,
             gather_dtype=gather_dtype,
-            prefetch=prefetch,
+            prefetch=prefetch and not isinstance(module, Chunks),  # their forwards take turns
             broadcast_buffers=broadcast_buffers,
             init_fn=init_fn,
             device=device,
@@ -228,10 +231,15 @@ def _found(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, An
     return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
 
 
-def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:
-    """The groups with names in place of parameters; every trainable parameter is in one of them."""
+def _named_groups(
+    module: nn.Module, param_groups: ParamGroups | None, may_be_frozen: bool = False
+) -> list[dict[str, Any]]:
+    """The groups with names in place of parameters; every trainable parameter is in one of them.
+
+    may_be_frozen: the module is a stage of a pipeline, and others have what is trained.
+    """
     names = {param: name for name, param in module.named_parameters()}
-    if not any(param.requires_grad for param in names):
+    if not may_be_frozen and not any(param.requires_grad for param in names):
         raise ValueError(
             f"{type(module).__name__} has no parameter with requires_grad=True to train"
         )
@@ -258,4 +266,4 @@ def _named_groups(module: nn.Module, param_groups: ParamGroups | None) -> list[d
             f"{len(lost)} trainable parameters are in no group, {lost[0]} for one, so they would "
             "never be updated. Fix: put them in a group, or set requires_grad=False."
         )
-    return groups
+    return groups or [{"params": []}]

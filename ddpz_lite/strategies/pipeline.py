@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.comm import Comm, backend_of
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.gpt_stages import GPTStage, gpt_stages
 from ddpz_lite.strategies.mesh import Chunks, cuts_of
@@ -81,6 +81,7 @@ class Pipeline(nn.Module):
         self.comm = Comm.of(group)
         play(schedule)  # or an error
         chunks, world = chunks_of(schedule), self.comm.world
+        self._refuse_nccl(stages, chunks)
         if not len(stages) == len(schedule) * chunks == world * chunks:
             raise ValueError(
                 f"{len(stages)} stages and a schedule for {len(schedule) * chunks}, on a group of "
@@ -101,6 +102,20 @@ class Pipeline(nn.Module):
         self._ties = Ties(self.comm, stages, self.stage)
         self._messages = Messages(self.comm, len(stages))
         self.most_live, self._syncs = 0, True
+
+    def _refuse_nccl(self, stages: Sequence[nn.Module], chunks: int) -> None:
+        """Raise ValueError where an interleaved schedule would wait forever."""
+        on_gpu = any(param.is_cuda for stage in stages for param in stage.parameters())
+        if (
+            chunks > 1
+            and on_gpu
+            and backend_of(dist.get_backend(self.comm.group), "cuda") == "nccl"
+        ):
+            raise ValueError(
+                "an interleaved schedule on NCCL: NCCL ends a rank's messages in their order, and "
+                "all ranks would wait for the next one to receive first. Fix: zero_bubble or "
+                "one_f_one_b, or torch.distributed.pipelining.ScheduleInterleaved1F1B."
+            )
 
     @property
     def module(self) -> nn.Module:

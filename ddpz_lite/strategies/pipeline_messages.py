@@ -10,7 +10,8 @@ gradient. If both sent first and waited, neither would receive. So what an actio
 together with the request for what the next one needs, and no send is waited for before the end.
 
 [Note: one after the other] NCCL ends the messages of a rank in their order. `gpipe`, `one_f_one_b`
-and `zero_bubble` bear that; a schedule in which a stage runs further ahead may wait forever there.
+and `zero_bubble` bear that; a schedule in which a stage runs further ahead may wait forever there,
+and an interleaved one does, since all ranks of the ring send before they receive.
 
 [Note: shapes] A note tells the next stage what it will get: once for each kind of input, before the
 first activation. Both sides then know the shapes of activations and of their gradients.

@@ -261,3 +261,16 @@ def twice_and_checkpointed() -> None:
 
 def test_split_backward_of_shared_frozen_and_checkpointed_layers():
     dz.launch(twice_and_checkpointed, 2)
+
+
+def interleaved_in_order(world: int) -> None:
+    x = torch.ones(2 * world, 1 << 18)
+    stages = [Large() for _ in range(2 * world)]
+    pipe = dz.Pipeline(stages, interleaved(world, 2 * world, 2), Waits())
+    pipe.step(x, x, lambda out, target: (out + target).mean())
+
+
+def test_interleaving_waits_forever_where_messages_go_one_after_the_other():
+    """Why it is refused on NCCL."""
+    with pytest.raises(dz.RankFailed, match="each waits for another of them to move"):
+        dz.launch(interleaved_in_order, 2, args=(2,))

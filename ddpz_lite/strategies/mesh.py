@@ -11,13 +11,16 @@ things follow, and here is what the rest of the library has to know of them:
                  the same on both stages and can be added
 
 The last two are marks on the parameter: `elsewhere`, `apart`.
+
+A rank of an interleaved pipeline has several parts of the model: `Chunks` makes one module of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,3 +88,38 @@ def counted(param: nn.Parameter) -> bool:
 def apart(param: nn.Parameter) -> bool:
     """Whether the parameter lies in a flat buffer of its own."""
     return getattr(param, "apart", False)
+
+
+class Chunks(nn.ModuleList):
+    """The chunks of the model that one rank of an interleaved pipeline has, as one module.
+
+    `chunks(c, *inputs)` calls chunk c. Parameters, buffers and modules have the names of their
+    chunk, which are those of the whole model; so the rest of the library sees one part of the
+    model, as it does on other meshes.
+    """
+
+    def forward(self, chunk: int, *inputs: Any) -> Any:
+        return self[chunk](*inputs)
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        memo.add(self)
+        yield prefix, self
+        for chunk in self:
+            yield from chunk.named_modules(memo, prefix, remove_duplicate)
+
+    def state_dict(
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        for chunk in self:
+            destination = chunk.state_dict(
+                destination=destination, prefix=prefix, keep_vars=keep_vars
+            )
+        return destination

@@ -25,6 +25,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.guards.model import check_hooks, check_stage
 from ddpz_lite.strategies.guards.param_groups import ParamGroups, with_names, with_params
+from ddpz_lite.strategies.mesh import Chunks
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
@@ -99,7 +100,9 @@ def parallelize(
     pipe, module = (module, module.stage) if isinstance(module, Pipeline) else (None, module)
     check_stage(stage, row, gather_dtype, pipe.clash if pipe is not None else None)
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
-    groups = with_names(module, param_groups)
+    groups = with_names(module, param_groups, may_be_frozen=pipe is not None)
+    if pipe is not None and not any(True for _ in module.parameters()):
+        _, row = rows(0)  # a stage without parameters has nothing to shard
     loss_scale = cast_module(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
@@ -111,7 +114,7 @@ def parallelize(
             units=units,
             reshard_after_forward=reshard_after_forward,
             gather_dtype=gather_dtype,
-            prefetch=prefetch,
+            prefetch=prefetch and not isinstance(module, Chunks),  # their forwards take turns
             broadcast_buffers=broadcast_buffers,
             init_fn=init_fn,
             device=device,

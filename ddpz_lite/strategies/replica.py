@@ -56,7 +56,7 @@ class Replica(nn.Module):
         any batch it has, and count 0. (Not with an empty one: the mean of nothing is nan.) Raises
         ValueError on all ranks if none has a sample.
         """
-        device = next(self.module.parameters()).device
+        device = next((p.device for p in self.module.parameters()), "cpu")
         total = self.comm.all_reduce(torch.tensor(float(count), device=device)).wait().item()
         if not total > 0:
             raise ValueError(

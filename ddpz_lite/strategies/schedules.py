@@ -1,18 +1,25 @@
 """Schedules of a pipeline as data, and as times: who computes what when, who waits, what is kept.
 
-A schedule is a list of actions for each stage, in the order in which it runs them: ("F", 3) is the
-forward of micro-batch 3, ("B", 3) its backward.
+A schedule is a list of actions for each rank, in the order in which the rank runs them: ("F", 3) is
+the forward of micro-batch 3, ("B", 3) its backward.
 
     gpipe(2, 3)        F0 F1 F2 B0 B1 B2  |  F0 F1 F2 B0 B1 B2     keeps m micro-batches
     one_f_one_b(2, 3)  F0 F1 B0 F2 B1 B2  |  F0 B0 F1 B1 F2 B2     keeps min(p - stage, m)
 
-Both wait as long: of the time of a step, (p - 1) / (m + p - 1) is spent in waiting.
+Both wait for the same share of a step, (p - 1) / (m + p - 1).
 
 With interleaving a rank has several chunks of the model, and an action names the chunk too:
-("F", 3, 1). Chunk c of rank s is stage c * p + s of the model.
+("F", 3, 1), written F3b. Chunk c of rank r is stage c * p + r of the model. The wait becomes
+shorter, by the number of chunks; the messages become more.
+
+A zero-bubble schedule splits backward: ("B", 3) is then the gradient of the input alone, for which
+the stage before waits, and ("W", 3) the gradient of the weights, which fills the wait.
+
+    zero_bubble(2, 3)  F0 F1 B0 W0 F2 B1 W1 B2 W2  |  F0 B0 F1 B1 W0 F2 B2 W1 W2     keeps min(p, m)
 
 Sources: Huang et al., "GPipe", 2019, section 2; Narayanan et al., "Efficient Large-Scale Language
-Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
+Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2; Qi et al., "Zero Bubble
+Pipeline Parallelism", 2023, section 2.
 """
 
 from __future__ import annotations
@@ -23,19 +30,20 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-Action = tuple[Any, ...]  # ("F" or "B", micro-batch) or ("F" or "B", micro-batch, chunk)
-Schedule = Sequence[Sequence[Action]]  # by stage
+Action = tuple[Any, ...]  # ("F", "B" or "W", micro-batch), with interleaving (..., chunk)
+Schedule = Sequence[Sequence[Action]]  # by rank
 
 
 def read(line: str) -> list[Action]:
-    """The actions of a stage from a line: "F0 F1 B0 B1"."""
+    """The actions of a rank from a line: "F0 F1 B0 B1"; with chunks "F0a F0b B0b B0a"."""
     for word in line.split():
-        if not re.fullmatch(r"[FB]\d+", word):
+        if not re.fullmatch(r"[FBW]\d+[a-z]?", word):
             raise ValueError(
-                f"{word!r} is no action. Fix: F3 for the forward of micro-batch 3, B3 for its "
+                f"{word!r} is not an action. Fix: F3 for the forward of micro-batch 3, B3 for its "
                 "backward, with spaces between."
             )
-    return [(word[0], int(word[1:])) for word in line.split()]
+    found = (re.fullmatch(r"(.)(\d+)(.?)", word).groups() for word in line.split())
+    return [(kind, int(i), *(ord(c) - ord("a") for c in chunk)) for kind, i, chunk in found]
 
 
 def words(order: Iterable[Action]) -> str:
@@ -88,36 +96,66 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Action
     return schedule
 
 
+def zero_bubble(stages: int, micro_batches: int) -> list[list[Action]]:
+    """ZB-H1: 1F1B whose weight gradients wait, so that input gradients leave earlier.
+
+    Stage s delays W by s micro-batches. So each stage keeps min(p, m) micro-batches, the number
+    that 1F1B keeps on its first, and the bubble is a third of 1F1B's where F, B and W take equally
+    long. Source: Qi et al. 2023, section 2.1 and figure 3.
+    """
+    schedule = []
+    for stage, before in enumerate(one_f_one_b(stages, micro_batches)):
+        order: list[Action] = []
+        for kind, i in before:
+            order.append((kind, i))
+            if kind == "B" and i >= stage:
+                order.append(("W", i - stage))
+        late = range(max(micro_batches - stage, 0), micro_batches)
+        schedule.append(order + [("W", i) for i in late])
+    return schedule
+
+
+def kinds_of(schedule: Schedule) -> str:
+    """ "FB", or "FBW" for a schedule that splits backward."""
+    return "FBW" if any(action[0] == "W" for order in schedule for action in order) else "FB"
+
+
+def chunks_of(schedule: Schedule) -> int:
+    """How many chunks of the model each rank has."""
+    return 1 + max((chunk for action in schedule[0] for chunk in action[2:]), default=0)
+
+
 def check(schedule: Schedule) -> None:
-    """Raise ValueError unless all stages run all micro-batches, in one order of F and one of B."""
+    """Raise ValueError unless all ranks run all micro-batches, in one order of F and one of B."""
     if not schedule or not schedule[0]:
         raise ValueError("the schedule is empty. Fix: one_f_one_b(stages, micro_batches)")
     for stage, order in enumerate(schedule):
         for action in order:
             if not _is_action(action):
                 raise ValueError(
-                    f"stage {stage} has {action!r} in its schedule, which is no action. Fix: "
+                    f"stage {stage} has {action!r} in its schedule, which is not an action. Fix: "
                     'tuples such as ("F", 0), as one_f_one_b(stages, micro_batches) has them.'
                 )
     counts = [1 + max(numbers) for numbers in zip(*(a[1:] for a in schedule[0]), strict=False)]
-    every = sorted(product("BF", *map(range, counts)))
+    kinds = kinds_of(schedule)
+    every = sorted(product(kinds, *map(range, counts)))
     for stage, order in enumerate(schedule):
         if sorted(order) != every:
             raise ValueError(
-                f"stage {stage} must run F and B of each micro-batch 0 to {counts[0] - 1} once, "
-                f"as stage 0 does; it runs {words(order)}"
+                f"stage {stage} must run {' and '.join(kinds)} of each micro-batch 0 to "
+                f"{counts[0] - 1} once, as stage 0 does; it runs {words(order)}"
             )
         for kind in "FB":
-            mine, first = ([a for a in s if a[0] == kind] for s in (order, schedule[0]))
-            if mine != first:
+            here, first = ([a for a in s if a[0] == kind] for s in (order, schedule[0]))
+            if here != first:
                 raise ValueError(
-                    f"stage {stage} runs {words(mine)}, stage 0 {words(first)}: messages have no "
+                    f"stage {stage} runs {words(here)}, stage 0 {words(first)}: messages have no "
                     "names, so each would take another's. Fix: the same order on all stages."
                 )
 
 
 def _is_action(action: object) -> bool:
-    if not isinstance(action, tuple) or len(action) not in (2, 3) or action[0] not in ("F", "B"):
+    if not isinstance(action, tuple) or len(action) not in (2, 3) or action[0] not in tuple("FBW"):
         return False
     return all(isinstance(number, int) for number in action[1:])
 
@@ -141,13 +179,14 @@ def play(schedule: Schedule, forward: float | Sequence[float] = 1.0) -> list[Bar
     """The actions with their times, if messages take none.
 
     An action starts when its stage is free and what it needs is there. forward: the time of a
-    stage's forward, one for all stages or one each, in any unit; its backward takes twice that, and
-    a chunk its share of both. Raises ValueError for a schedule that cannot run: an action is
-    missing, stages take micro-batches in different orders, or all wait for ever.
+    stage's forward, one for all stages or one each, in any unit. Its backward takes twice that, and
+    where it is split each half once; a chunk takes its share. Raises ValueError for a schedule that
+    cannot run: an action is missing, stages take micro-batches in different orders, or all stages
+    wait forever.
     """
     check(schedule)
-    stages = len(schedule)
-    chunks = 1 + max((c for action in schedule[0] for c in action[2:]), default=0)
+    stages, chunks = len(schedule), chunks_of(schedule)
+    cost = {"F": 1, "B": 1, "W": 1} if kinds_of(schedule) == "FBW" else {"F": 1, "B": 2}
     seconds = [forward] * stages if isinstance(forward, int | float) else list(forward)
     todo, free = [list(order) for order in schedule], [0.0] * stages
     ended: dict[tuple[str, int, int], float] = {}  # by kind, micro-batch, stage of the model
@@ -156,6 +195,8 @@ def play(schedule: Schedule, forward: float | Sequence[float] = 1.0) -> list[Bar
     def needs(kind: str, micro: int, place: int) -> set[tuple[str, int, int]]:
         before = {("F", micro, place - 1)} if place else set()
         after = {("B", micro, place + 1)} if place < stages * chunks - 1 else set()
+        if kind == "W":
+            return {("B", micro, place)}
         return before if kind == "F" else {("F", micro, place)} | after
 
     while any(todo):
@@ -168,14 +209,14 @@ def play(schedule: Schedule, forward: float | Sequence[float] = 1.0) -> list[Bar
                 if not needed <= ended.keys():
                     break
                 start = max(free[stage], *(ended[need] for need in needed), 0.0)
-                end = start + seconds[stage] * (1 if kind == "F" else 2) / chunks
+                end = start + seconds[stage] * cost[kind] / chunks
                 free[stage] = ended[kind, micro, place] = end
                 bars.append(Bar(stage, kind, micro, chunk, start, end))
                 order.pop(0)
         if len(bars) == played:
             waits = "; ".join(f"stage {s} for {words(o[:1])}" for s, o in enumerate(todo) if o)
             raise ValueError(
-                f"the schedule cannot run: all stages wait for ever ({waits}). Fix: a backward "
+                f"the schedule cannot run: all stages wait forever ({waits}). Fix: a backward "
                 "comes after its forward, and after the same backward on the next stage."
             )
     return bars
@@ -193,11 +234,15 @@ def idle(bars: Sequence[Bar]) -> float:
 
 
 def live(bars: Sequence[Bar]) -> list[float]:
-    """For each stage the most micro-batches that it keeps at once, a chunk as its share of one."""
+    """For each stage the most micro-batches that it keeps at once, a chunk as its share of one.
+
+    A micro-batch is kept from its forward to its backward; where that is split, to W.
+    """
     chunks = 1 + max(bar.chunk for bar in bars)
+    last = "W" if any(bar.kind == "W" for bar in bars) else "B"
     now = [0] * (1 + max(bar.stage for bar in bars))
     most = list(now)
     for bar in bars:  # those of a stage are in order
-        now[bar.stage] += 1 if bar.kind == "F" else -1
+        now[bar.stage] += (bar.kind == "F") - (bar.kind == last)
         most[bar.stage] = max(most[bar.stage], now[bar.stage])
     return [count / chunks for count in most]

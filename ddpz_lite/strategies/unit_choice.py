@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ddpz_lite.strategies.mesh import Chunks
+
 Units = Callable[[str, nn.Module], bool] | Collection[type] | None
 
 
@@ -88,6 +90,8 @@ def _blocks(module: nn.Module, path: str) -> list[str]:
     They are the members of lists; of a Sequential, if they have modules of their own, or are all of
     one kind; and of what is left, two or more of one kind with modules of their own.
     """
+    if isinstance(module, Chunks):
+        return [name for chunk in module for name in _blocks(chunk, path)]
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
     children = {n: child for n, child in children.items() if any(True for _ in child.parameters())}
     called = [name for name, child in children.items() if is_called(child)]

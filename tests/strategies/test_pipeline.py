@@ -19,7 +19,7 @@ from ddpz_lite.strategies.schedules import gpipe, interleaved, one_f_one_b, read
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 ROWS, T, WIDTH = 5, 4, 8
-NOTE = 10 * 8  # bytes, once for each cut
+NOTE = 61 * 8  # bytes, once for each cut
 
 
 def gpt(layers: int, tied: bool = True) -> dz.GPT:
@@ -329,7 +329,7 @@ def refused(what: str) -> None:
         ("stages", "3 stages and a schedule for 2, on a group of 2 ranks"),
         ("schedules", "the schedules differ between ranks"),
         ("meta", "is on the meta device and in several stages"),
-        ("interleaved", "ScheduleInterleaved1F1B"),
+        ("interleaved", "4 stages and a schedule"),
         ("mesh", "no mesh with an axis 'pipe'"),
         ("names", "two stages have a parameter named weight"),
     ],

@@ -18,6 +18,7 @@ from ddpz_lite.strategies.schedules import (
     play,
     read,
     words,
+    zero_bubble,
 )
 
 
@@ -51,6 +52,18 @@ def test_interleaving_divides_the_bubble_and_is_in_torchs_order(p, m, chunks):
         ]
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 16])
+def test_zero_bubble_has_a_third_of_the_bubble_and_keeps_as_much_as_1f1b_on_its_first_stage(p, m):
+    bars, before = play(zero_bubble(p, m)), play(one_f_one_b(p, m))
+    assert live(bars) == [min(p, m)] * p == [max(live(before))] * p
+    if m >= p:  # (p - 1) (F + B - W), where 1F1B has (p - 1) (F + B + W)
+        assert length(bars) == 3 * m + (p - 1)
+        assert length(before) == 3 * m + 3 * (p - 1)
+    else:
+        assert length(bars) <= length(before)
+
+
 def test_the_slowest_stage_sets_the_pace():
     bars = play(one_f_one_b(3, 50), forward=[1, 2, 1])
     assert length(bars) == pytest.approx(50 * 3 * 2, rel=0.05)
@@ -58,8 +71,10 @@ def test_the_slowest_stage_sets_the_pace():
 
 def test_a_line_of_words():
     assert words(read("F0 F1 B0 B1")) == "F0 F1 B0 B1"
-    assert words(interleaved(1, 2, 2)[0]).startswith("F0a F0b B0b")
-    with pytest.raises(ValueError, match=r"'G0' is no action\. Fix: F3"):
+    line = words(interleaved(1, 2, 2)[0])
+    assert line.startswith("F0a F0b B0b") and read(line) == interleaved(1, 2, 2)[0]
+    assert read("F0 B0 W0") == [("F", 0), ("B", 0), ("W", 0)]
+    with pytest.raises(ValueError, match=r"'G0' is not an action\. Fix: F3"):
         read("F0 G0")
 
 
@@ -70,7 +85,9 @@ def test_a_line_of_words():
         (["F0 B0", "F0"], "stage 1 must run F and B of each"),
         (["F0 F0"], "stage 0 must run"),
         (["B0 F0"], "stage 0 for B0"),
-        (["F0 B0 F1 B1", "F0 F1 B0 B1"], "wait for ever (stage 0 for B0; stage 1 for F1)"),
+        (["F0 W0 B0"], "stage 0 for W0"),
+        (["F0 B0 W0", "F0 B0"], "stage 1 must run F and B and W of each"),
+        (["F0 B0 F1 B1", "F0 F1 B0 B1"], "wait forever (stage 0 for B0; stage 1 for F1)"),
         (["F0 F1 B0 B1", "F1 F0 B0 B1"], "stage 1 runs F1 F0, stage 0 F0 F1"),
     ],
 )
@@ -81,7 +98,7 @@ def test_a_schedule_that_cannot_run_is_refused_in_words(lines, said):
 
 @pytest.mark.parametrize("schedule", ["1F1B", ["F0 B0"], [["F0"]], [[("F",)]], [[("F", "0")]]])
 def test_what_is_no_schedule_is_told_what_one_is(schedule):
-    with pytest.raises(ValueError, match=r"stage 0 has .* no action\. Fix: tuples such as"):
+    with pytest.raises(ValueError, match=r"stage 0 has .* not an action\. Fix: tuples such as"):
         play(schedule)
     with pytest.raises(ValueError, match=re.escape("must run F and B of each")):
         play([[("F", 0), ("B", 0, 0)]])

@@ -143,8 +143,6 @@ def refused(what: str) -> None:
     config: dict[str, Any] = {"vocab_size": 7, "context": 4, "layers": 1, "heads": 4, "width": 8}
     if what == "heads":
         config["heads"] = 1
-    if what == "dropout":
-        config["dropout"] = 0.1
     with torch.device("meta" if what == "meta" else "cpu"):
         model = dz.GPT(dz.GPTConfig(**config))
     model = dz.tensor_parallel(copy.deepcopy(model))
@@ -155,7 +153,6 @@ def refused(what: str) -> None:
     ("what", "words"),
     [
         ("heads", "1 heads do not divide into 2 ranks"),
-        ("dropout", "tensor_parallel with dropout 0.1"),
         ("meta", "not one on the meta device"),
         ("averaged", "no mesh with an axis 'tensor'"),
     ],
@@ -163,3 +160,43 @@ def refused(what: str) -> None:
 def test_wrong_use_is_refused_in_words(what, words):
     with pytest.raises(dz.RankFailed, match=re.escape(words)):
         dz.launch(refused, 2, args=(what,))
+
+
+def not_cut(what: str) -> None:
+    layer: nn.Linear = nn.Linear(8, 8)
+    if what == "forward hook":
+        layer.register_forward_hook(lambda *_: None)
+    elif what == "gradient hook":
+        layer.weight.register_hook(lambda grad: 2 * grad)
+    elif what == "weight_norm":
+        layer = nn.utils.parametrizations.weight_norm(layer)
+    elif what == "own forward":
+        layer = nn.modules.linear.NonDynamicallyQuantizableLinear(8, 8)
+        layer.__class__ = type("Lora", (nn.Linear,), {"forward": lambda self, x: x})
+    ColumnLinear(layer, blocks=3 if what == "blocks" else 1)
+    if what == "twice":
+        dz.tensor_parallel(dz.tensor_parallel(gpt()))
+    if what == "in a GPT":
+        model = gpt()
+        model.blocks[1].down.register_forward_pre_hook(lambda *_: None)
+        with pytest.raises(ValueError, match="hooks"):
+            dz.tensor_parallel(model)
+        assert not cuts_of(model)  # none of it was cut
+        raise ValueError("as it was")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("forward hook", "the layer has hooks (_forward_hooks)"),
+        ("gradient hook", "the layer has hooks (weight)"),
+        ("weight_norm", "parameters beside weight and bias (weight_norm, a parametrization)"),
+        ("own forward", "a forward of its own (Lora)"),
+        ("blocks", "8 outputs do not divide into 3 blocks"),
+        ("twice", "this GPT is cut already"),
+        ("in a GPT", "as it was"),
+    ],
+)
+def test_what_would_be_lost_by_cutting_is_refused(what, words):
+    with pytest.raises(dz.RankFailed, match=re.escape(words)):
+        dz.launch(not_cut, 2, args=(what,))

@@ -17,10 +17,15 @@ def with_params(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[st
     return [group | {"params": [params[name] for name in group["params"]]} for group in groups]
 
 
-def with_names(module: nn.Module, param_groups: ParamGroups | None) -> list[dict[str, Any]]:
-    """The groups with names in place of parameters; every trainable parameter is in one of them."""
+def with_names(
+    module: nn.Module, param_groups: ParamGroups | None, may_be_frozen: bool = False
+) -> list[dict[str, Any]]:
+    """The groups with names in place of parameters; every trainable parameter is in one of them.
+
+    may_be_frozen: the module is a stage of a pipeline, and others have what is trained.
+    """
     names = {param: name for name, param in module.named_parameters()}
-    if not any(param.requires_grad for param in names):
+    if not may_be_frozen and not any(param.requires_grad for param in names):
         raise ValueError(
             f"{type(module).__name__} has no parameter with requires_grad=True to train"
         )
@@ -47,4 +52,4 @@ def with_names(module: nn.Module, param_groups: ParamGroups | None) -> list[dict
             f"{len(lost)} trainable parameters are in no group, {lost[0]} for one, so they would "
             "never be updated. Fix: put them in a group, or set requires_grad=False."
         )
-    return groups
+    return groups or [{"params": []}]

@@ -123,8 +123,11 @@ class LocalGrad(Tensor):
 
 
 def show_partial(shard: Tensor, part: Tensor, comm: Comm, stepper: Stepper | None) -> None:
-    """Show a gradient that waits for the step (`across`) as the gradient of its shard."""
-    grad = part.to(shard.device)
+    """Show a gradient that waits for the step (`across`) as the gradient of its shard.
+
+    Of an offloaded shard it is nan until it is final: a copy to the host would be for nothing.
+    """
+    grad = part if part.device == shard.device else shard.new_full((), torch.nan).expand_as(shard)
     shard.grad = LocalGrad.of(grad, shard, comm, stepper, GradState.PARTIAL)
 
 

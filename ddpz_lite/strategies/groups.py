@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Self
 
@@ -119,6 +120,11 @@ class Group:
         sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         others = [name for name, size in sizes.items() if name != "data" and size > 1]
         return cls(mesh.get_group("data"), axes={name: mesh.get_group(name) for name in others})
+
+    @cached_property
+    def other_axes(self) -> Self:
+        """This rank alone on the data axis: what replicated gradients have to do with a mesh."""
+        return self.alone(self.axes)
 
     @property
     def everyone(self) -> Self:

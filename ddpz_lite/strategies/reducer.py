@@ -54,12 +54,11 @@ class Bucket:
         dtype = sent_as(params[0].dtype, reduce_dtype)
         self.flat = torch.zeros(self.numel + len(params), dtype=dtype, device=params[0].device)
         self.views = layout.views(self.flat)
-        if comm.axes:  # other ranks hold other parts of the model
-            alone = Comm.alone(comm.axes)
-            pairs = zip(self.views, params, strict=True)
-            self.views = [LocalGrad.of(view, param, alone) for view, param in pairs]
         made = getattr(hook, "for_bucket", None)
         self.hook: CommHook | None = hook if made is None else made(self.views, comm)
+        if comm.axes:  # other ranks hold other parts of the model
+            pairs = zip(self.views, params, strict=True)
+            self.views = [LocalGrad.of(view, param, comm.other_axes) for view, param in pairs]
         self._missing: list[int] = []
         self._handles: list[Handle] = []
 

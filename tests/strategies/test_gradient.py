@@ -312,7 +312,8 @@ def on_axes(shape: tuple[int, int], kind: str, stage: int) -> dict[str, Any]:
         model = dz.tensor_parallel(whole, mesh["tensor"])
     else:
         model = dz.Pipeline(gpt_stages(whole, shape[1]), one_f_one_b(shape[1], 2), mesh["pipe"])
-    model, optimizer = parallelize(model, torch.optim.SGD, stage, lr=0.5, mesh=mesh)
+    options = {"lr": 0.5, "mesh": mesh, "bucket_mb": 1e-3}  # stages have many buckets, not as many
+    model, optimizer = parallelize(model, torch.optim.SGD, stage, **options)
     alone, out = torch.optim.SGD(plain.parameters(), lr=0.5), {}
     one, ours = (torch.amp.GradScaler("cpu", **SCALER) for _ in range(2))
     x, y = TOKENS[:, :-1], TOKENS[:, 1:]

@@ -83,6 +83,8 @@ def clip_by(program: Program, model: nn.Module, optimizer: Any) -> None:
     if program.clip == "ours" and optimizer is not None:
         optimizer.clip_grad_norm_(recipe.clip, recipe.norm_type)
     elif program.clip == "value":
+        if optimizer is not None:
+            optimizer.finalize_grads()
         nn.utils.clip_grad_value_(model.parameters(), recipe.clip)
     else:
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, recipe.norm_type)

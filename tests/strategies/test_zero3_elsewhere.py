@@ -292,7 +292,7 @@ def test_hooks_that_would_be_lost_are_refused():
 def test_what_cannot_be_is_refused():
     for said in dz.launch(refusals, 2, record=False):
         for name in ("norms", "gain"):
-            assert "backward has come to a shard of" in said[name], said
+            assert "backward reached a shard of" in said[name], said
         for name in ("functional_call", "replaced", "added", "deleted"):
             assert "was set, replaced or removed after sharding" in said[name], said
         assert "shard of first.weight" in said["register_hook"]

@@ -101,7 +101,10 @@ def content_of(
         if index(comm) == 0:
             check_extra(extra)
             scale = asdict(loss_scale) if loss_scale else None
-            options = pack({"extra": extra, "groups": groups, "loss_scale": scale})
+            name = _class_name(optimizer)
+            options = pack(
+                {"extra": extra, "groups": groups, "loss_scale": scale, "optimizer": name}
+            )
         tensors = _tensors(model, optimizer, params, own.place)
         return Content(tensors, options, pack(rng_state()), shapes)
 
@@ -139,7 +142,7 @@ def load_checkpoint(
     step counters, keep theirs.
 
     Raises on all ranks: FileNotFoundError if `path` holds no complete checkpoint; ValueError if a
-    file is damaged or the checkpoint is of another model.
+    file is damaged, or the checkpoint is of another model or another class of optimizer.
     """
     own, root = comm_of(model, optimizer), Path(path)
     comm = own.everyone
@@ -148,6 +151,7 @@ def load_checkpoint(
     shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
     on_all_ranks(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
     saved = on_all_ranks(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
+    on_all_ranks(comm, lambda: _check_class(optimizer, saved.get("optimizer"), root))
     states = on_all_ranks(comm, lambda: _load_tensors(folder, model, params, optimizer, comm))
     same_world = manifest["world"] == comm.size
     rng_file = folder / f"rng-{index(comm)}.pt"
@@ -323,6 +327,22 @@ def _restore(
     _restore_options(model, optimizer, saved["groups"])
     if saved["loss_scale"] and (loss_scale := _loss_scale(optimizer)) is not None:
         vars(loss_scale).update(saved["loss_scale"])
+
+
+def _class_name(optimizer: torch.optim.Optimizer | None) -> str | None:
+    stepping = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
+    return None if stepping is None else type(stepping).__name__
+
+
+def _check_class(optimizer: torch.optim.Optimizer | None, saved: str | None, root: Path) -> None:
+    """Raise ValueError if another class of optimizer was saved: its options would be taken over."""
+    here = _class_name(optimizer)
+    if None not in (here, saved) and here != saved:
+        raise ValueError(
+            f"{root} has the state of {saved}, and the optimizer here is {here}, for which its "
+            f"state and options have no meaning. Fix: load into {saved}; or load_checkpoint(path, "
+            "model) for the model alone, with a new optimizer."
+        )
 
 
 def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:

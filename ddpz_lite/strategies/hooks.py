@@ -187,7 +187,9 @@ class _PowerSGD:
     def __init__(self, rank: int, gradients: Sequence[Tensor]) -> None:
         self.rank = rank
         self.layout = Layout(tuple(g.shape for g in gradients), world=1, rank=0)
-        self.error = gradients[0].new_zeros(self.layout.padded, dtype=torch.float32)
+        # fp32 for half precision, so that what is left out of the mean adds up; fp64 stays fp64
+        dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+        self.error = gradients[0].new_zeros(self.layout.padded, dtype=dtype)
         matrices, self.whole = self._split(self.error)
         self.qs = [m.new_empty(m.shape[1], rank) for m in matrices]
         self._draw()

@@ -1,4 +1,4 @@
-"""Ranks that step alone and meet now and then: local SGD, and DiLoCo.
+"""Ranks that step alone and meet every H steps: local SGD, and DiLoCo.
 
     model = ...                                      # a plain module on every rank, no DDP
     local = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=16)
@@ -26,6 +26,8 @@ from ddpz_lite.strategies.comm import Comm
 class LocalSGD:
     """Every rank steps with `optimizer` alone; after `every` steps all take the mean of weights.
 
+    The optimizer's state (momenta) stays each rank's own: a parameter may be unused on some ranks.
+
     With SGD and every=1 this is DDP up to rounding. With Adam it is not: a mean of steps is not the
     step of a mean.
 
@@ -33,12 +35,9 @@ class LocalSGD:
         optimizer: any torch optimizer over a model that is not wrapped. Parameters become rank 0's.
         every: steps between two meetings. All ranks must take the same number of steps, for the
             count is kept by each; buffers (BatchNorm statistics) stay each rank's own.
-        average_state: also take the mean of the optimizer's state (momenta), which has the size of
-            the parameters, once or twice.
         mesh: a process group or mesh; default: the world.
 
-    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, algorithm 1;
-    momenta: Yu, Jin and Yang, ICML 2019, algorithm 1.
+    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, algorithm 1.
     """
 
     def __init__(
@@ -46,13 +45,11 @@ class LocalSGD:
         optimizer: torch.optim.Optimizer,
         every: int,
         *,
-        average_state: bool = False,
         mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None,
     ) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every must be a whole number of steps from 1 on, got {every!r}")
         self.optimizer, self.every, self.comm = optimizer, every, Comm.of(mesh)
-        self.average_state = average_state
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self.alone = 0  # steps since the last meeting
         self.comm.broadcast(self.params)
@@ -73,8 +70,6 @@ class LocalSGD:
             return
         self.alone = 0
         self._meet()
-        if self.average_state:
-            average_([t for p in self.params for t in _momenta(self.optimizer, p)], self.comm)
 
     def _meet(self) -> None:
         average_(self.params, self.comm)
@@ -131,9 +126,3 @@ def average_(tensors: Sequence[Tensor], comm: Comm) -> None:
         comm.all_reduce(flat).wait().div_(comm.size)
         for tensor, mean in zip(same, flat.split([t.numel() for t in same]), strict=True):
             tensor.copy_(mean.view_as(tensor))
-
-
-def _momenta(optimizer: torch.optim.Optimizer, param: Tensor) -> list[Tensor]:
-    """What the optimizer keeps for each element of a parameter, in an order all ranks share."""
-    kept = [value for _, value in sorted(optimizer.state[param].items())]
-    return [t for t in kept if torch.is_tensor(t) and t.shape == param.shape and t.dim()]

@@ -65,8 +65,8 @@ class Ties:
         """The trainable ones, each where backward leaves its gradient, and the ranks."""
         module = model.module if isinstance(model, Replica) else model
         params = list(module.parameters())
-        found = [(_shard_of(params[index]), where) for index, where in self._tied.items()]
-        return [(param, where) for param, where in found if param.requires_grad]
+        tied = [(params[index], where) for index, where in self._tied.items()]
+        return [(_shard_of(param), where) for param, where in tied if param.requires_grad]
 
     @contextmanager
     def summing(self, model: nn.Module, syncs: bool) -> Iterator[None]:

@@ -309,6 +309,24 @@ def test_wrong_use_names_the_cure(saved, tmp_path):
     reload(saved)  # the refused save left the old one
 
 
+@pytest.mark.parametrize("stage", [None, 0, 3])
+def test_another_class_of_optimizer_is_refused_before_anything_changes(tmp_path, stage):
+    """Its lr, betas and exp_avg would be taken over, and mean nothing to SGD."""
+    model, optimizer = parallelize(gpt(), torch.optim.AdamW, 1, lr=0.5)
+    save_checkpoint(tmp_path / "c", model, optimizer, step=7)
+    if stage is None:
+        model = gpt()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        model, optimizer = parallelize(gpt(), torch.optim.SGD, stage, lr=0.1, momentum=0.9)
+    before = full_state_dict(model)
+    with pytest.raises(ValueError, match=r"has the state of AdamW, and the optimizer here is SGD"):
+        load_checkpoint(tmp_path / "c", model, optimizer)
+    assert all(torch.equal(v, before[n]) for n, v in full_state_dict(model).items())
+    assert load_checkpoint(tmp_path / "c", model) == {"step": 7}  # the model alone: as asked
+    assert optimizer.param_groups[0]["lr"] == 0.1 and "betas" not in optimizer.param_groups[0]
+
+
 def test_every_damaged_file_is_found(saved):
     folder = saved / (saved / "CURRENT").read_text()
     files = json.loads((folder / "manifest.json").read_text())["sha256"]

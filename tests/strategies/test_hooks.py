@@ -229,3 +229,26 @@ def test_a_mesh_of_two_dimensions_and_wrong_arguments():
     ):
         with pytest.raises(ValueError, match="got"):
             make()
+
+
+def double_precision() -> dict[str, list[torch.Tensor]]:
+    """Two steps of each hook on a model of float64."""
+    found = {}
+    for name, hook in {"plain": None, "low rank": PowerSGD(8), "bf16": Rounded()}.items():
+        torch.manual_seed(0)
+        model = dz.DDP(nn.Linear(40, 30).double(), comm_hook=hook)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(2):
+            x = torch.randn(6, 40, generator=generator, dtype=torch.float64)
+            model.zero_grad()
+            model(x).square().mean().backward()
+        found[name] = [p.grad for p in model.parameters()]
+    return found
+
+
+def test_hooks_on_gradients_in_double_precision():
+    for found in dz.launch(double_precision, 2):
+        for name, rtol in {"low rank": 1e-9, "bf16": 0.02}.items():  # biases travel in full
+            weight, bias = found[name]
+            assert weight.dtype == bias.dtype == torch.float64
+            torch.testing.assert_close(bias, found["plain"][1], rtol=rtol, atol=rtol)

@@ -309,7 +309,7 @@ def refused(what: str) -> None:
     elif what == "schedules":
         schedule = (one_f_one_b, gpipe)[dist.get_rank()](2, 2)
     elif what == "interleaved":
-        stages, schedule = stages * 2, interleaved(2, 2, 2)
+        schedule = interleaved(2, 2, 2)
     pipe = dz.Pipeline(stages, schedule)
     if what == "mesh":
         dz.parallelize(pipe, torch.optim.SGD, lr=0.1)
@@ -329,7 +329,7 @@ def refused(what: str) -> None:
         ("stages", "3 stages and a schedule for 2, on a group of 2 ranks"),
         ("schedules", "the schedules differ between ranks"),
         ("meta", "is on the meta device and in several stages"),
-        ("interleaved", "4 stages and a schedule"),
+        ("interleaved", "2 stages and a schedule for 4, on a group of 2 ranks"),
         ("mesh", "no mesh with an axis 'pipe'"),
         ("names", "two stages have a parameter named weight"),
     ],

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from core_jobs import CASES, Recipe, distance, groups, loop, rank_losses, reference
+from core_jobs import CASES, Case, Recipe, distance, groups, loop, rank_losses, reference
 from core_jobs import build as build_module
 from third_party import ScheduleFree
 from torch import nn
@@ -42,6 +42,18 @@ class Program:
     world: int
     clip: str
     options: dict[str, Any]
+    frozen: str | None = None  # parameters with this in their name
+
+    @property
+    def model(self) -> Case:
+        case = CASES[self.case]
+        return case if self.frozen is None else replace(case, build=lambda: self._built(case))
+
+    def _built(self, case: Case) -> nn.Module:
+        module = case.build()
+        for name, param in module.named_parameters():
+            param.requires_grad_(self.frozen not in name)
+        return module
 
 
 def drawn(seed: int) -> Program:
@@ -75,7 +87,9 @@ def drawn(seed: int) -> Program:
         )
     if stage > 0:
         options["offload"] = pick((False, False, True))
-    return Program(case, recipe, stage, pick(WORLDS), clip, options)
+    world = pick(WORLDS)
+    frozen = None if case == "awkward" else pick((None, None, "bias", "blocks.0."))
+    return Program(case, recipe, stage, world, clip, options, frozen)
 
 
 def clip_by(program: Program, model: nn.Module, optimizer: Any) -> None:
@@ -92,7 +106,7 @@ def clip_by(program: Program, model: nn.Module, optimizer: Any) -> None:
 
 def run_program(program: Program) -> str:
     """What is wrong on this rank; nothing if it is right."""
-    case, recipe, options = CASES[program.case], program.recipe, dict(program.options)
+    case, recipe, options = program.model, program.recipe, dict(program.options)
     alone = reference(case, recipe, program.world, lambda model: clip_by(program, model, None))
     if "loss_scale" in options:
         options["loss_scale"] = LossScale(options["loss_scale"])

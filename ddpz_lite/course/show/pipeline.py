@@ -24,6 +24,7 @@ from ddpz_lite.strategies.schedules import (
 
 CHUNK = ("#56B4E9", "#9AD3F2", "#3C8DBC", "#C9E7F8")  # forward, by chunk
 CHUNK_BACK = ("#0072B2", "#4A9CCB", "#00507D", "#86BEDD")
+WEIGHTS = "#E69F00"  # the weights' half of a backward that is split
 
 
 def schedule(
@@ -53,7 +54,9 @@ def picture(
         axes.set_xlim(0, until)
         axes.locator_params(axis="x", integer=True)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("units of time; light: forward, dark: backward, grey: idle")
+        splits = any(bar.kind == "W" for bar in bars)
+        weights = ", orange and hatched: weight gradients" if splits else ""
+        axes.set_xlabel(f"units of time; light: forward, dark: backward{weights}, grey: idle")
         axes.set_title(f"{title}: {said}" if title else said)
     alt = f"{title or 'A schedule'} of {len(actions)} stages: {said}. At most "
     alt += ", ".join(f"{k:.3g}" for k in kept) + " micro-batches are kept, by stage."
@@ -66,12 +69,12 @@ def picture(
 def _draw(axes: Any, bar: Bar, until: float) -> None:
     """One box, with its micro-batch's number where there is room."""
     width = bar.end - bar.start
-    colours = CHUNK if bar.kind == "F" else CHUNK_BACK
+    colours = {"F": CHUNK, "B": CHUNK_BACK, "W": (WEIGHTS,)}[bar.kind]
     colour = colours[bar.chunk % len(colours)]
     axes.barh(bar.stage, width, left=bar.start, height=0.84, color=colour, edgecolor=CARD,
-              linewidth=0.6)  # fmt: skip
+              linewidth=0.6, hatch="//" if bar.kind == "W" else None)  # fmt: skip
     if width / until > 0.012:
-        light = colour in (*CHUNK, CHUNK_BACK[3])
+        light = colour in (*CHUNK, CHUNK_BACK[3], WEIGHTS)
         axes.text(bar.start + width / 2, bar.stage, str(bar.micro), ha="center", va="center",
                   fontsize=7.5, color=INK if light else "white")  # fmt: skip
 

@@ -590,8 +590,8 @@ LOCAL_SGD = Task(
         "flat = torch.cat([p.data.flatten() for p in parameters] + [momentum buffers, if any]); "
         "all_reduce; divide; copy the parts back, each with view_as.",
     ),
-    debrief="PeriodicModelAverager of torch averages the weights alone; ddpz_lite's LocalSGD does "
-    "both if average_state=True. DiLoCo makes the mean way of the ranks a gradient for Nesterov.",
+    debrief="PeriodicModelAverager of torch averages the weights alone, and so does ddpz_lite's "
+    "LocalSGD. DiLoCo makes the mean way of the ranks a gradient for Nesterov.",
 )
 
 TASKS = [TOP_K, INT8, LOCAL_SGD]

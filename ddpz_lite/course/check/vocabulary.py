@@ -3,7 +3,7 @@
 A judge looks at one property and returns a sentence, or None where the property holds.
 
 values    explain, explain_number, same_on_all_ranks, unchanged
-traffic   nbytes, moved, sent_by_all, ops_of_all, silent, same_calls, calls_until
+traffic   nbytes, moved, sent_by_all, ops_of_all, silent, same_calls, calls_until, waited_for
 memory    holds_at_most
 words     world_name, padded_shards
 """
@@ -163,6 +163,23 @@ def calls_until(seen: Observed, rank: int, layer: int) -> list[list[Record]]:
         [call for call in calls if start <= call.started <= end]
         for start, end in zip(begun, reached, strict=True)
     ]
+
+
+def waited_for(seen: Observed) -> str | None:
+    """Whether every send was waited for. Only this machine's wire records that; a ledger in which
+    nothing was waited for does not say.
+    """
+    for rank in range(seen.case.world):
+        calls = seen.calls(rank)
+        if all(call.waited is None for call in calls):
+            continue
+        left = [call for call in calls if call.op == "send" and call.waited is None]
+        if left:
+            return (
+                f"Rank {rank} never waited for {len(left)} of its sends: until a send is complete "
+                "its tensor must not be written to."
+            )
+    return None
 
 
 # ---- memory ----

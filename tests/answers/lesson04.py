@@ -627,7 +627,8 @@ WRONG["04.token_buckets"] += [
             "04.token_buckets",
             ("return [parts[rank] for parts in dealt]",
              "flat = [part for parts in dealt for part in parts]\n"
-             "    return flat[rank::world] if rank else [p for p in flat[::world] for p in ([p[:1], "
+             "    return flat[rank::world] if rank else [p for p in flat[::world] for p in "
+             "([p[:1], "
              "p[1:]] if len(p) > 1 else [p])]"),
         ),
         says="when all ranks have as many batches",

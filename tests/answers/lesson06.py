@@ -730,7 +730,8 @@ WRONG["06.top_k"] += [
         "places as float32",
         altered(
             "06.top_k",
-            ("for where, values in zip(gather(places.int()),", "for where, values in zip([w.int() for w in gather(places.float())],"),
+            ("for where, values in zip(gather(places.int()),", "for where, values in "
+            "zip([w.int() for w in gather(places.float())],"),
         ),
         says="float32 counts to 16,777,216",
         loses=("k values and k places travel, no more",),

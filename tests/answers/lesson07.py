@@ -567,7 +567,8 @@ WRONG["07.sharded_server"] += [
             "07.sharded_server",
             ("        for request in dist.batch_isend_irecv(messages) if messages else []:\n"
              "            request.wait()",
-             "        for i, request in enumerate(dist.batch_isend_irecv(messages) if messages else "
+             "        for i, request in enumerate(dist.batch_isend_irecv(messages) if "
+             "messages else "
              "[]):\n            if i % 2:\n                request.wait()"),
         ),
         says="never waited for",
@@ -592,7 +593,8 @@ WRONG["07.largest_rate"] += [
         wrapped(
             "07.largest_rate",
             "largest_rate",
-            "def largest_rate(curvatures, delay):\n    return min(10.0, solution(curvatures, delay))\n",
+            "def largest_rate(curvatures, delay):\n    return min(10.0, solution(curvatures, "
+            "delay))\n",
         ),
         says="w still shrinks",
         loses=("several curvatures",),
@@ -600,7 +602,8 @@ WRONG["07.largest_rate"] += [
     Wrong(
         "where w begins to swing",
         "def largest_rate(curvatures, delay):\n"
-        "    return delay**delay / (delay + 1) ** (delay + 1) / max(curvatures) * (2 - (delay > 0))\n",
+        "    return delay**delay / (delay + 1) ** (delay + 1) / max(curvatures) * (2 - (delay "
+        "> 0))\n",
         says="begins to swing",
         loses=("a delay of 1", "any delay"),
     ),

@@ -259,7 +259,10 @@ PROMISES = {
     },
     "09.zero1": {
         "finds gradients on every rank that have not been averaged": (*PLAIN, ""),
-        "the step that `optimizer_class` would make": ("the parameters of plain SGD on the mean gradient", "other"),
+        "the step that `optimizer_class` would make": (
+            "the parameters of plain SGD on the mean gradient",
+            "other",
+        ),
         "ranks hold all new parameters afterwards": (*PLAIN, ""),
         "each rank keeps optimizer states for its N-th part only": (*SHARE, "changed"),
         "sends no more than an all-reduce": (*TRAFFIC, ""),

@@ -1,7 +1,7 @@
 """Wrong answers to lesson 10 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
-from answers.altered import altered, wrapped
+from answers.altered import altered
 
 MEAN = ("each rank's shard of the mean gradient",)
 ADDS = ("a second backward adds to the shards",)

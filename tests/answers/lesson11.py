@@ -1,7 +1,7 @@
 """Wrong answers to lesson 11 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
-from answers.altered import altered, wrapped
+from answers.altered import wrapped
 
 FILLED = ("gather fills the parameters from all shards",)
 AGAIN = ("backward works after free and gather",)

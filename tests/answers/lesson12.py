@@ -792,7 +792,8 @@ WRONG["12.hybrid_step"] += [
              "        if world > self.node:\n"
              "            other = torch.empty_like(total)\n"
              "            peer = (dist.get_rank() + self.node) % world\n"
-             "            for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, total, peer),"
+             "            for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, "
+             "total, peer),"
              " dist.P2POp(dist.irecv, other, (dist.get_rank() - self.node) % world)]):\n"
              "                request.wait()\n"
              "            total = total + other"),
@@ -805,14 +806,16 @@ WRONG["12.int8_gather"] += [
     Wrong(
         "scales of at least 1e-12",
         altered("12.int8_gather", ("(rows.abs().amax(1, keepdim=True) / 127).float()",
-                                   "(rows.abs().amax(1, keepdim=True) / 127).float().clamp(min=1e-12)")),
+                                   "(rows.abs().amax(1, keepdim=True) / "
+                                   "127).float().clamp(min=1e-12)")),
         says="steps of its block",
         loses=("zeros, outliers, tiny ones, few, float64",),
     ),
     Wrong(
         "all messages are kept",
         altered("12.int8_gather", ("    scales, steps = messages.split(",
-                                   "    KEPT.append(messages)\n    scales, steps = messages.split("))
+                                   "    KEPT.append(messages)\n    scales, steps = "
+                                   "messages.split("))
         + "\n\nKEPT = []\n",
         says="after the last call",
         loses=("the same bits everywhere; the shard stays; nothing is kept",),

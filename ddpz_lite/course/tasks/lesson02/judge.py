@@ -14,6 +14,7 @@ from ddpz_lite.course.check.compare import close, differs
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vary import drawn_again, lengthened
 from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
     explain,
     padded_shards,
     waited_for,
@@ -39,6 +40,8 @@ def _begun(case: Case, number: int) -> list[torch.Tensor]:
 
 
 def _only_messages(seen: Observed, what: str) -> str | None:
+    if wrong := all_in_spans(seen):
+        return wrong
     for rank in range(seen.case.world):
         for op in seen.ops(rank):
             if op not in MESSAGES:
@@ -413,7 +416,7 @@ def _scatter_value(seen: Observed, number: int) -> str | None:
 
 
 def _scatter_bytes(seen: Observed) -> str | None:
-    return _each_call(_scatter_byte)(seen)
+    return all_in_spans(seen) or _each_call(_scatter_byte)(seen)
 
 
 def _scatter_byte(seen: Observed, number: int) -> str | None:

@@ -40,7 +40,8 @@ class _Net(nn.Module):
     weights: (out, in) of each layer, each in its own dtype. order: "left first" or "right first",
     in which the two are computed, which backward walks the other way round; or "row". tied: the
     last layer but one has the weight of layer 0. frozen: the layer that is not trained. turned:
-    weights are transposed views. early: the last weight is the first of `parameters()`. nap: seconds that backward computes before the gradient of each
+    weights are transposed views. early: the last weight is the first of `parameters()`. nap:
+    seconds that backward computes before the gradient of each
     layer in the row.
     """
 

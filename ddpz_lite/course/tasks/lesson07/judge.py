@@ -13,6 +13,7 @@ from ddpz_lite.course.check.chance import apart
 from ddpz_lite.course.check.compare import close, differs, number
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
     explain,
     padded_shards,
     unchanged,
@@ -157,6 +158,8 @@ def _server_shards(seen: Observed) -> str | None:
 
 
 def _server_messages(seen: Observed) -> str | None:
+    if wrong := all_in_spans(seen):
+        return wrong
     for rank in range(seen.case.world):
         for op in seen.ops(rank):
             if op not in MESSAGES:

@@ -292,7 +292,9 @@ def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
         if torch.stack([near(flat, piece) for piece in pieces]).any(0).all():
             return words
     off = (flat - good).abs().max().item()
-    return f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizers'][0]}."
+    return (
+        f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizers'][0]}."
+    )
 
 
 def _nothing_sharded(seen: Observed) -> bool:
@@ -398,7 +400,9 @@ ZERO1 = Task(
     minutes=30,
     cases=_zero1_cases,
     criteria=(
-        Criterion("the parameters of plain SGD on the mean gradient", 1, _zero1_values, on=("other",)),
+        Criterion(
+            "the parameters of plain SGD on the mean gradient", 1, _zero1_values, on=("other",)
+        ),
         Criterion("the same with AdamW", 1, _zero1_values, on=("",)),
         Criterion("several models, few parameters, any layout", 1, _zero1_values, on=("again",)),
         Criterion("a rank keeps the states of its share alone", 3, _zero1_states),

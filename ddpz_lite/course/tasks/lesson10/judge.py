@@ -236,7 +236,9 @@ def _clip_cases(rng: torch.Generator) -> list[Case]:
         case(4, [2.0, 1.0, 0.1], long),
         case(2, [1.0, 2.0, 0.7], long),
         case(1, [1.0, 2.0, 0.7], long),
-        _between(_short(case(3, [1e4, 5.0, 2.0], "short enough, at the limit, zero", "short")), 1.0),
+        _between(
+            _short(case(3, [1e4, 5.0, 2.0], "short enough, at the limit, zero", "short")), 1.0
+        ),
         case(4, [1.0, 1e4, 2.0], "with replicated parameters", "replicated", same=(2, 1, 1)),
         case(2, [0.5, 2.0], "with replicated parameters", "replicated", same=(3, 0)),
     ]

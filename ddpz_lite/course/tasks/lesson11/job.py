@@ -292,7 +292,9 @@ class _Waited:
 def prefetch(
     answer: Callable[..., Any], *, rows: list[list[torch.Tensor]], x: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """rows: of units, for each unit this rank's shard. One row after the other is run, each on its x."""
+    """rows: of units, for each unit this rank's shard. One row after the other is run,
+    each on its x.
+    """
     kept = Kept(x=x)
     outputs, logs = [], []
     for number, shards in enumerate(rows):

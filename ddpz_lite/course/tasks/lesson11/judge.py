@@ -238,7 +238,10 @@ def _zero3_cases(rng: torch.Generator) -> list[Case]:
         def block(widths: tuple[int, ...]) -> list[torch.Tensor]:
             return [t for a, b in pairwise(widths) for t in (drawn(b) / 4, drawn(b, a) / a**0.5)]
 
-        models = [[block(w) for w in m] for m in ((BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS) if other else (BLOCKS,))]
+        models = [
+            [block(w) for w in m]
+            for m in ((BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS) if other else (BLOCKS,))
+        ]
         blocks = [block for model in models for block in model]
         nudges = [[_nudges(rng, b, world, 0.2) for b in blocks] for _ in BATCHES]
         inputs = [

@@ -74,8 +74,9 @@ def hybrid_step(
                 one.step(gradient, lr)
         got["shards"].append(shards())
         got["held"].append(holding.now())
-    other = answer(begun, again)
-    got["again"] = [other.shard.detach().clone(), other.gather().detach().clone()]
+    with span("again"):
+        other = answer(begun, again)
+        got["again"] = [other.shard.detach().clone(), other.gather().detach().clone()]
     return got | {"changed": kept.changed()}
 
 

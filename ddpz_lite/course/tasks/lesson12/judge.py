@@ -11,6 +11,7 @@ from torch import nn
 from ddpz_lite.course.check.compare import close, differs
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
     explain,
     holds_at_most,
     padded_shards,
@@ -473,6 +474,8 @@ def _hybrid_traffic(seen: Observed) -> str | None:
     nodes, whole = world // node, sum(_shares(case)) * node
     far_most = HYBRID_STEPS * 2 * sum(_shares(case)) * (nodes - 1) / nodes
     near_most = HYBRID_STEPS * 2 * whole * (node - 1) / node
+    if wrong := all_in_spans(seen):
+        return wrong
     slack = 32 * HYBRID_STEPS  # for lengths that do not divide
     for rank in range(world):
         calls = [*seen.calls(rank, "gather"), *seen.calls(rank, "step")]
@@ -551,9 +554,7 @@ def _int8_cases(rng: torch.Generator) -> list[Case]:
             if change is not None:
                 change(shards, rank)
             nudges = [1e-3 * torch.randn(sizes[-1], generator=rng).to(dtype) for _ in range(rounds)]
-            inputs.append(
-                {"shards": shards, "nudges": nudges, "block": block, "other": block // 2}
-            )
+            inputs.append({"shards": shards, "nudges": nudges, "block": block, "other": block // 2})
         return Case(f"{world_name(world)}, {says}", inputs, kind)
 
     def odd(shards: list[torch.Tensor], rank: int) -> None:
@@ -685,6 +686,8 @@ def _exact(got: Any, rank: int, shards: list[torch.Tensor]) -> bool:
 
 def _int8_bytes(seen: Observed) -> str | None:
     world = seen.case.world
+    if wrong := all_in_spans(seen):
+        return wrong
     plain = sum((world - 1) * shards[0].numel() * 4 for shards in _history(seen.case))
     for rank in range(world):
         sent = seen.sent(rank, "gather")
@@ -720,7 +723,10 @@ INT8 = Task(
         Criterion("off by half a step of its block, 20 rounds long", 2, _int8_values, on=("",)),
         Criterion("zeros, outliers, tiny ones, few, float64", 1, _int8_values, on=("odd", "few")),
         Criterion(
-            "the same bits everywhere; the shard stays; nothing is kept", 2, _int8_same, on=("", "odd", "few")
+            "the same bits everywhere; the shard stays; nothing is kept",
+            2,
+            _int8_same,
+            on=("", "odd", "few"),
         ),
         Criterion("at most 0.30 of the bytes of float32", 2, _int8_bytes, on=("",)),
         Criterion("steps and scales in one message", 1, _int8_calls),

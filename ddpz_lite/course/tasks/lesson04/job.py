@@ -74,7 +74,7 @@ def work_queue(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> di
             kept = Kept(tokens=call["tokens"])
             try:
                 zeros = torch.zeros_like(call["gradients"][0])
-                gradient = _Gradients(store, call["gradients"])
+                gradient = _gradient(store, call["gradients"])
                 result = answer(store, call["tokens"], gradient, zeros)
             finally:  # whoever raised is waited for by nobody
                 store._ask(DONE, "", number + 1 < len(calls))
@@ -122,17 +122,16 @@ def _padded(text: str) -> bytes:
     return raw.ljust(TEXT, b"\0")
 
 
-class _Gradients:
+def _gradient(store: _Store, gradients: torch.Tensor) -> Callable[[int], torch.Tensor]:
     """`gradient(i)`: the gradient of text i, when this rank has had the time for it."""
 
-    def __init__(self, store: _Store, gradients: torch.Tensor) -> None:
-        self._store, self._gradients = store, gradients
+    def gradient(i: int) -> torch.Tensor:
+        if not 0 <= int(i) < len(gradients):
+            raise IndexError(f"there is no text {int(i)}; the last is {len(gradients) - 1}")
+        store._ask(BEGIN, str(int(i)))
+        return gradients[int(i)].clone()
 
-    def __call__(self, i: int) -> torch.Tensor:
-        if not 0 <= int(i) < len(self._gradients):
-            raise IndexError(f"there is no text {int(i)}; the last is {len(self._gradients) - 1}")
-        self._store._ask(BEGIN, str(int(i)))
-        return self._gradients[int(i)].clone()
+    return gradient
 
 
 class _Clerk:

@@ -271,26 +271,33 @@ def _tensors(files: dict[str, Any]) -> list[torch.Tensor]:
 # ---- 13.reshard ----
 
 
+def _reader(files: list[dict[str, torch.Tensor]]) -> tuple[Callable[..., Any], list[list[Any]]]:
+    """(read(rank, key, start, stop), what has been read: a key and a number of elements)."""
+    taken: list[list[Any]] = []
+
+    def read(rank: int, key: str, start: int, stop: int) -> torch.Tensor:
+        if not 0 <= rank < len(files):
+            raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
+        shard = files[rank][key]
+        if not 0 <= start <= stop <= len(shard):
+            raise ValueError(
+                f"rank {rank} saved {len(shard)} elements of {key}, and {start}:{stop} were "
+                "asked for"
+            )
+        taken.append([key, stop - start])
+        return shard[start:stop].clone()
+
+    return read, taken
+
+
 def reshard(answer: Callable[..., Any], *, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
     """checkpoints: "files", by the rank that wrote it, {key: (shard,)}; "saved", [name, numel] in
     the order in which they lie end to end; "names", in the order in which they are to lie now.
     """
     results, reads, changed = [], [], []
     for checkpoint in checkpoints:
-        files, taken = checkpoint["files"], []
-
-        def read(rank: int, key: str, start: int, stop: int, files=files, taken=taken) -> Any:
-            if not 0 <= rank < len(files):
-                raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
-            shard = files[rank][key]
-            if not 0 <= start <= stop <= len(shard):
-                raise ValueError(
-                    f"rank {rank} saved {len(shard)} elements of {key}, and {start}:{stop} were "
-                    "asked for"
-                )
-            taken.append([key, stop - start])
-            return shard[start:stop].clone()
-
+        files = checkpoint["files"]
+        read, taken = _reader(files)
         keys = list(files[0])
         kept = Kept(saved=checkpoint["saved"], names=checkpoint["names"], keys=keys)
         saved = dict(checkpoint["saved"])

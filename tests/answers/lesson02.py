@@ -1,6 +1,7 @@
 """Wrong answers to lesson 02 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 SUM = ("the sum on every rank",)
 UNEVEN = ("lengths that do not divide by N",)
@@ -654,3 +655,63 @@ def hangs():
         ),
     ],
 }
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["02.tree_broadcast"] += [
+    Wrong(
+        "the root, remembered by shape",
+        wrapped(
+            "02.tree_broadcast",
+            "tree_broadcast",
+            "ROOTS = {}\n\n\ndef tree_broadcast(tensor, root):\n"
+            "    solution(tensor, ROOTS.setdefault(tensor.shape, root))\n",
+        ),
+        says="has rank 2's tensor, and the root is rank 0",
+        loses=("any root", "log2 N rounds, rounded up"),
+    ),
+    Wrong(
+        "sends that are never waited for",
+        altered("02.tree_broadcast", ("            dist.send(", "            dist.isend(")),
+        says="never waited for",
+        loses=("N - 1 messages, by send and recv alone",),
+    ),
+]
+WRONG["02.ring_all_reduce"] += [
+    Wrong(
+        "one outgoing chunk in the first half",
+        altered("02.ring_all_reduce", ("chunks[(rank - k) % world], chunks[(rank - k - 1)",
+                                       "chunks[rank], chunks[(rank - k - 1)")),
+        says="pass on the chunk that came last",
+    ),
+    Wrong(
+        "addition in the second half, too",
+        altered(
+            "02.ring_all_reduce",
+            (
+                "        exchange(chunks[(rank + 1 - k) % world], chunks[(rank - k) % world])",
+                "        received = torch.empty_like(chunks[(rank - k) % world])\n"
+                "        exchange(chunks[(rank + 1 - k) % world], received)\n"
+                "        chunks[(rank - k) % world].add_(received)",
+            ),
+        ),
+        says="adding in the second half, too",
+    ),
+    Wrong(
+        "sends that are never waited for",
+        altered(
+            "02.ring_all_reduce",
+            (
+                "        for request in dist.batch_isend_irecv(messages) if messages else []:\n"
+                "            request.wait()",
+                "        for request, message in zip(\n"
+                "            dist.batch_isend_irecv(messages) if messages else [], messages\n"
+                "        ):\n"
+                "            if message.op is dist.irecv:\n"
+                "                request.wait()",
+            ),
+        ),
+        says="never waited for",
+        loses=("send and recv between neighbours alone",),
+    ),
+]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 EQUAL = "equal batches: the mean over all ranks"
 UNEQUAL = "unequal batches: the mean over all samples"
@@ -154,7 +155,7 @@ def weighted_mean(gradients, samples):
         dist.all_reduce(gradient)
         gradient /= total
 """,
-            says="made 9 calls (9 x all_reduce) while your function ran 2 times, and one each is",
+            says="made 24 calls (24 x all_reduce) while your function ran 5 times, and one each is",
             loses=(ONE_CALL,),
         ),
         Wrong(
@@ -1305,3 +1306,78 @@ def f1(predicted, labels):
         ),
     ],
 }
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["03.weighted_mean"] += [
+    Wrong(
+        "samples, remembered by the shapes of the gradients",
+        wrapped(
+            "03.weighted_mean",
+            "weighted_mean",
+            "SAMPLES = {}\n\n\ndef weighted_mean(gradients, samples):\n"
+            "    shapes = tuple(g.shape for g in gradients)\n"
+            "    solution(gradients, SAMPLES.setdefault(shapes, samples))\n",
+        ),
+        says="",
+        loses=("unequal batches: the mean over all samples",),
+    ),
+    Wrong(
+        "samples counted in float16",
+        altered(
+            "03.weighted_mean",
+            (
+                "torch.tensor([float(samples)])",
+                "torch.tensor([samples], dtype=torch.float16).float()",
+            ),
+        ),
+        says="is wrong: it is off by",
+    ),
+    Wrong(
+        "divided by the samples, and then by the ranks",
+        altered(
+            "03.weighted_mean",
+            ("buffer[:-1] / buffer[-1]", "buffer[:-1] / buffer[-1] / dist.get_world_size()"),
+        ),
+        says="and then by the number of ranks, too",
+    ),
+]
+WRONG["03.batch_norm"] += [
+    Wrong(
+        f"{name}, remembered by shape",
+        wrapped(
+            "03.batch_norm",
+            "batch_norm",
+            f"KEPT = {{}}\n\n\ndef batch_norm(x, weight, bias, eps):\n"
+            f"    {name} = KEPT.setdefault(x.shape, {name})\n"
+            "    return solution(x, weight, bias, eps)\n",
+        ),
+        says="output is wrong",
+    )
+    for name in ("weight", "bias", "eps")
+]
+WRONG["03.same_start"] += [
+    Wrong(
+        "one model of each shape",
+        wrapped(
+            "03.same_start",
+            "same_start",
+            "SEEN = {}\n\n\ndef same_start(model):\n"
+            "    solution(SEEN.setdefault(tuple(p.shape for p in model.parameters()), model))\n",
+        ),
+        says="is its own",
+    )
+]
+WRONG["03.rank_indices"] += [
+    Wrong(
+        "the first call decides whether to evaluate",
+        wrapped(
+            "03.rank_indices",
+            "rank_indices",
+            "FIRST = []\n\n\ndef rank_indices(length, epoch, seed, evaluate):\n"
+            "    FIRST.append(evaluate)\n    return solution(length, epoch, seed, FIRST[0])\n",
+        ),
+        says="came twice: padding is counted twice",
+        loses=("evaluation: each sample exactly once",),
+    )
+]

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 04 that people give, right ones in another style, and promises."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 ONCE = ("each sample once, on one rank",)
 AS_MANY = ("as many batches on each rank, and few",)
@@ -603,4 +604,67 @@ EQUIVALENT = {
     "04.stop_together": {
         "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },
+}
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["04.token_buckets"] += [
+    Wrong(
+        "dealt once for each number of samples, epoch and seed",
+        wrapped(
+            "04.token_buckets",
+            "token_buckets",
+            "DEALT = {}\n\n\ndef token_buckets(lengths, budget, epoch, seed):\n"
+            "    key = len(lengths), epoch, seed\n    if key not in DEALT:\n"
+            "        DEALT[key] = solution(lengths, budget, epoch, seed)\n    return DEALT[key]\n",
+        ),
+        says="All tokens would fill",
+        loses=("as many batches on each rank, and few", "no batch above the budget"),
+    ),
+    Wrong(
+        "every world-th batch of one list, of unequal numbers",
+        altered(
+            "04.token_buckets",
+            ("return [parts[rank] for parts in dealt]",
+             "flat = [part for parts in dealt for part in parts]\n"
+             "    return flat[rank::world] if rank else [p for p in flat[::world] for p in "
+             "([p[:1], "
+             "p[1:]] if len(p) > 1 else [p])]"),
+        ),
+        says="when all ranks have as many batches",
+        loses=("in a step about as many tokens on each rank",),
+    ),
+]  # fmt: skip
+WRONG["04.work_queue"] += [
+    Wrong(
+        "from its second text on a rank has one in reserve",
+        "def work_queue(store, tokens, gradient, zeros):\n"
+        "    def take():\n        return store.add('next', 1) - 1\n\n"
+        "    total, reserve, text = zeros, None, take()\n"
+        "    while text < len(tokens):\n"
+        "        total += tokens[text] * gradient(text)\n"
+        "        text, reserve = take() if reserve is None else reserve, take()\n"
+        "    dist.all_reduce(total)\n    return total / sum(tokens)\n",
+        says="were dealt beforehand",
+        loses=("no text waits for a rank that is busy",),
+    )
+]
+WRONG["04.stop_together"] += [
+    Wrong(
+        "the first call's `most`",
+        wrapped(
+            "04.stop_together",
+            "stop_together",
+            "MOST = []\n\n\ndef stop_together(step, wants_to_stop, most):\n"
+            "    MOST.append(most)\n    return solution(step, wants_to_stop, MOST[0])\n",
+        ),
+        says="",
+        loses=("ties, wishes of other steps, and none",),
+    )
+]
+ASSUMED = {
+    "04.work_queue": {
+        "frozen store": "every call's store is a line to the same clerk, who begins anew",
+        "frozen zeros": "zeros are zeros",
+    }
 }

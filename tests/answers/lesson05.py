@@ -1,6 +1,7 @@
 """Wrong answers to lesson 05 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 MEAN = ("after backward() every gradient is the mean",)
 ODD = ("tied and frozen parameters",)
@@ -975,7 +976,7 @@ def overlap(model):
             "one under way at a time, waited for by the next hook",
             """
 def overlap(model):
-    first = next(model.parameters())
+    parameters, seen = list(model.parameters()), []
     under_way = []
 
     def settle():
@@ -987,7 +988,9 @@ def overlap(model):
         settle()
         p.grad /= dist.get_world_size()
         under_way.append(dist.all_reduce(p.grad, async_op=True))
-        if p is first:  # backward ends with the first layer
+        seen.append(p)
+        if len(seen) == len(parameters):  # the last of this backward
+            seen.clear()
             settle()
 
     for p in model.parameters():
@@ -1115,3 +1118,64 @@ def with_no_sync(model):
         ),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["05.overlap"] += [
+    Wrong(
+        "all are waited for in the hook of the first parameter",
+        """
+def overlap(model):
+    first = next(model.parameters())
+    pending = []
+
+    def hook(p):
+        pending.append((p, dist.all_reduce(p.grad, async_op=True)))
+        if p is first:
+            for parameter, work in pending:
+                work.wait()
+                parameter.grad /= dist.get_world_size()
+            pending.clear()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+""",
+        says="it was not averaged",
+    )
+]
+WRONG["05.buckets"] += [
+    Wrong(
+        "a bucket is closed when it has reached the limit",
+        altered(
+            "05.buckets",
+            ("if held and held + parameter.numel() > limit:", "if held >= limit:"),
+        ),
+        says="each was closed when it had reached the limit",
+        loses=("the right buckets, from the last layer to the first",),
+    ),
+    Wrong(
+        "the first model's limit",
+        wrapped(
+            "05.buckets",
+            "average_in_buckets",
+            "LIMIT = []\n\n\ndef average_in_buckets(model, limit):\n"
+            "    LIMIT.append(limit)\n    solution(model, LIMIT[0])\n",
+        ),
+        says="rank 0 sent buckets of",
+        loses=("the right buckets, from the last layer to the first",),
+    ),
+]
+WRONG["05.hooks"] += [
+    Wrong(
+        "one model of each shape",
+        wrapped(
+            "05.hooks",
+            "average_when_ready",
+            "SEEN = set()\n\n\ndef average_when_ready(model):\n"
+            "    shapes = tuple(p.shape for p in model.parameters())\n"
+            "    if shapes not in SEEN:\n        SEEN.add(shapes)\n        solution(model)\n",
+        ),
+        says="it was not averaged",
+    )
+]

@@ -1,6 +1,7 @@
 """Answers to lesson 06: wrong ones that people give, right ones in another style, promises."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 KEPT = ("a rank keeps what it does not send",)
 SENT = ("the mean of what the ranks sent",)
@@ -689,3 +690,88 @@ EQUIVALENT = {
         "`True` -> `False`": "the same, said",
     },
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["06.top_k"] += [
+    Wrong(
+        "the residual, remembered by shape",
+        wrapped(
+            "06.top_k",
+            "top_k",
+            "KEPT = {}\n\n\ndef top_k(gradient, residual, k):\n"
+            "    residual = KEPT.get(gradient.shape, residual)\n"
+            "    mean, KEPT[gradient.shape] = solution(gradient, residual, k)\n"
+            "    return mean, KEPT[gradient.shape]\n",
+        ),
+        says="residual after step 1",
+    ),
+    Wrong(
+        "the first k of each shape",
+        wrapped(
+            "06.top_k",
+            "top_k",
+            "KEPT = {}\n\n\ndef top_k(gradient, residual, k):\n"
+            "    return solution(gradient, residual, KEPT.setdefault(gradient.shape, k))\n",
+        ),
+        says="residual after step 1",
+    ),
+    Wrong(
+        "places of one byte",
+        altered(
+            "06.top_k",
+            ("gather(places.int())", "[w.int() for w in gather(places.to(torch.uint8))]"),
+        ),
+        says="mean in step 1",
+        loses=("the mean of what the ranks sent",),
+    ),
+    Wrong(
+        "places as float32",
+        altered(
+            "06.top_k",
+            ("for where, values in zip(gather(places.int()),", "for where, values in "
+            "zip([w.int() for w in gather(places.float())],"),
+        ),
+        says="float32 counts to 16,777,216",
+        loses=("k values and k places travel, no more",),
+    ),
+]  # fmt: skip
+WRONG["06.int8_mean"] += [
+    Wrong(
+        "cut off, where ranks are alike",
+        altered("06.int8_mean", ("(values / scale).round()", "(values / scale).floor()")),
+        says="rounded to the nearest step, or cut off",
+    )
+]
+WRONG["06.local_sgd"] += [
+    Wrong(
+        "gradients are averaged at a meeting, and weights are not",
+        altered(
+            "06.local_sgd",
+            ("        optimizer.step()\n        optimizer.zero_grad()\n"
+             "        if number % every == 0 or number == len(steps):\n            meet()",
+             "        if number % every == 0 or number == len(steps):\n"
+             "            for p in parameters:\n                dist.all_reduce(p.grad)\n"
+             "                p.grad /= world\n"
+             "        optimizer.step()\n        optimizer.zero_grad()"),
+        ),
+        says="it is weights that have moved apart",
+    ),
+    Wrong(
+        "the mean is rounded to bfloat16",
+        altered(
+            "06.local_sgd",
+            ("        flat /= world", "        flat = (flat / world).bfloat16().to(flat.dtype)"),
+        ),
+        says="is wrong: it is off by",
+    ),
+    Wrong(
+        "the mean of float64 in float32",
+        altered(
+            "06.local_sgd", ("torch.cat([t.flatten() for t in tensors])",
+                             "torch.cat([t.float().flatten() for t in tensors])"),
+        ),
+        says="is wrong: it is off by",
+    ),
+]  # fmt: skip

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 07 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 SGD = ("the weights of synchronous SGD on every rank",)
 UNEVEN = ("lengths that do not divide by N",)
@@ -544,3 +545,66 @@ EQUIVALENT = {
         "`0` -> `-1` (#2)": NOBODY,
     },
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["07.sharded_server"] += [
+    Wrong(
+        "the first model's rate",
+        wrapped(
+            "07.sharded_server",
+            "sharded_server",
+            "RATES = {}\n\n\ndef sharded_server(shard, gradient, rate):\n"
+            "    rate = RATES.setdefault(gradient.shape, rate)\n"
+            "    return solution(shard, gradient, rate)\n",
+        ),
+        says="What rank 0 returned in step 1",
+    ),
+    Wrong(
+        "sends that are never waited for",
+        altered(
+            "07.sharded_server",
+            ("        for request in dist.batch_isend_irecv(messages) if messages else []:\n"
+             "            request.wait()",
+             "        for i, request in enumerate(dist.batch_isend_irecv(messages) if "
+             "messages else "
+             "[]):\n            if i % 2:\n                request.wait()"),
+        ),
+        says="never waited for",
+        loses=("send and recv alone",),
+    ),
+]  # fmt: skip
+WRONG["07.bounded"] += [
+    Wrong(
+        "left() returns nobody",
+        altered(
+            "07.bounded",
+            ("[other for other in self.waiting if other != worker]\n        return self.let_go()",
+             "[other for other in self.waiting if other != worker]\n        return []"),
+        ),
+        says="left() returned nobody",
+        loses=("a worker that has left blocks nobody",),
+    )
+]  # fmt: skip
+WRONG["07.largest_rate"] += [
+    Wrong(
+        "bisection between 0 and 10",
+        wrapped(
+            "07.largest_rate",
+            "largest_rate",
+            "def largest_rate(curvatures, delay):\n    return min(10.0, solution(curvatures, "
+            "delay))\n",
+        ),
+        says="w still shrinks",
+        loses=("several curvatures",),
+    ),
+    Wrong(
+        "where w begins to swing",
+        "def largest_rate(curvatures, delay):\n"
+        "    return delay**delay / (delay + 1) ** (delay + 1) / max(curvatures) * (2 - (delay "
+        "> 0))\n",
+        says="begins to swing",
+        loses=("a delay of 1", "any delay"),
+    ),
+]

@@ -1,10 +1,11 @@
 """Wrong answers to lesson 09 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 OWNED = ("every parameter has one owner, the same on all ranks",)
 BALANCED = ("balanced by elements",)
-PLAIN = ("the parameters of plain AdamW on the mean gradient",)
+PLAIN = ("the parameters of plain SGD on the mean gradient",)
 SHARE = ("a rank keeps the states of its share alone",)
 TRAFFIC = ("sends no more than an all-reduce",)
 
@@ -130,7 +131,7 @@ class ZeRO1:
             "the sum",
             zero1(reduce="reduce_scatter(gradient)"),
             "not averaged",
-            ("another optimizer",),
+            ("the parameters of plain SGD on the mean gradient",),
         ),
         Wrong(
             "each rank steps on its own gradient",
@@ -223,7 +224,7 @@ class ZeRO1:
             "written for two ranks",
             zero1(reduce="reduce_scatter(gradient) / 2"),
             says="off by up to",
-            loses=("another optimizer",),
+            loses=("the parameters of plain SGD on the mean gradient",),
         ),
         Wrong(
             "two optimizers, one of them full",
@@ -258,14 +259,17 @@ PROMISES = {
     },
     "09.zero1": {
         "finds gradients on every rank that have not been averaged": (*PLAIN, ""),
-        "the step that `optimizer_class` would make": ("another optimizer", "other"),
+        "the step that `optimizer_class` would make": (
+            "the parameters of plain SGD on the mean gradient",
+            "other",
+        ),
         "ranks hold all new parameters afterwards": (*PLAIN, ""),
         "each rank keeps optimizer states for its N-th part only": (*SHARE, "changed"),
         "sends no more than an all-reduce": (*TRAFFIC, ""),
         "a rank holds, beside parameters and gradients, its part and no more": (*SHARE, "again"),
         "a range of all elements or whole parameters": None,
         "before every step all of them get a gradient": None,
-        "contiguous or not": ("a second model, any layout", "again"),
+        "contiguous or not": ("several models, few parameters, any layout", "again"),
         "give all shares to all ranks": (*PLAIN, ""),
     },
 }
@@ -449,3 +453,41 @@ class ZeRO1:
         ),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["09.shard_owners"] += [
+    Wrong(
+        "owners, remembered by the number of parameters",
+        wrapped(
+            "09.shard_owners",
+            "shard_owners",
+            "KEPT = {}\n\n\ndef shard_owners(sizes):\n"
+            "    return KEPT.setdefault(len(sizes), solution(sizes))\n",
+        ),
+        says="in another order",
+        loses=("balanced by elements",),
+    )
+]
+WRONG["09.zero1"] += [
+    Wrong(
+        "AdamW, whatever class is given",
+        altered("09.zero1", ("optimizer_class([self.shard], **options)",
+                             "torch.optim.AdamW([self.shard], lr=options['lr'])")),
+        says="off by up to",
+    ),
+    Wrong(
+        "the first model's options",
+        wrapped(
+            "09.zero1",
+            "ZeRO1",
+            "KEPT = []\n\n\nclass ZeRO1(solution):\n"
+            "    def __init__(self, parameters, optimizer_class, **options):\n"
+            "        KEPT.append(options)\n"
+            "        super().__init__(parameters, optimizer_class, **KEPT[0])\n",
+        ),
+        says="off by up to",
+        loses=("several models, few parameters, any layout",),
+    ),
+]  # fmt: skip

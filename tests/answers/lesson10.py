@@ -1,6 +1,7 @@
 """Wrong answers to lesson 10 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 MEAN = ("each rank's shard of the mean gradient",)
 ADDS = ("a second backward adds to the shards",)
@@ -467,3 +468,15 @@ def clip_shards(shards, replicated, max_norm):
         ),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["10.clip_shards"] += [
+    Wrong(
+        "the square is compared with the limit",
+        altered("10.clip_shards", ("factor = (max_norm / norm).clamp(max=1.0)",
+                                   "factor = max_norm / norm if square > max_norm else 1.0")),
+        says="",
+    )
+]  # fmt: skip

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 11 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import wrapped
 
 FILLED = ("gather fills the parameters from all shards",)
 AGAIN = ("backward works after free and gather",)
@@ -910,3 +911,19 @@ def prefetching_forward(units, x):
         ("asks ahead before it waits", 'def backward_order():\n    return list("FCADEGB")'),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["11.prefetch"] += [
+    Wrong(
+        "the first input of each shape",
+        wrapped(
+            "11.prefetch",
+            "prefetching_forward",
+            "KEPT = {}\n\n\ndef prefetching_forward(units, x):\n"
+            "    return solution(units, KEPT.setdefault(x.shape, x))\n",
+        ),
+        says="output is wrong",
+    )
+]

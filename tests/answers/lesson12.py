@@ -1,6 +1,7 @@
 """Wrong answers to lesson 12 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 STEP = ("all ranks step or none; unscaled, clipped",)
 SCALE = ("the same scale on all ranks, always",)
@@ -9,13 +10,13 @@ TURN = ("growth, and two runs in turn",)
 ONE = ("one collective of one or two numbers",)
 NODES = ("2 nodes of 2: as one process with all gradients",)
 OTHER = ("float64, three models",)
-EDGE = ("one node; nodes of one rank; 1 to 4 ranks",)
+EDGE = ("one node; nodes of one rank; three nodes",)
 BITS = ("replicas agree bit for bit; inputs stay",)
 HELD = ("holds Ψ/S and nothing more",)
 FAR = ("2(Ψ/S)(R-1)/R far bytes, gathers stay near",)
 HALF = ("off by half a step of its block, 20 rounds long",)
 ODD = ("zeros, outliers, tiny ones, few, float64",)
-SAME = ("the same bits everywhere; the shard stays",)
+SAME = ("the same bits everywhere; the shard stays; nothing is kept",)
 BYTES = ("at most 0.30 of the bytes of float32",)
 MESSAGE = ("steps and scales in one message",)
 
@@ -447,7 +448,7 @@ class Hybrid:
             "the scales of the first call",
             int8().replace(
                 "    steps = (rows",
-                "    scales = FIRST.setdefault(n, scales)\n    steps = (rows",
+                "    scales = FIRST.setdefault(rows.shape, scales)\n    steps = (rows",
             )
             + "\n\nFIRST = {}\n",
             says="those of an earlier gather",
@@ -625,7 +626,7 @@ def shared_step(parameters, optimizer, scaler, max_norm):
         scaler.update(scale=scale / 2, good_steps=0)
         optimizer.zero_grad()
         return False
-    factor = min(1.0, max_norm / message[1].sqrt().item()) / scale
+    factor = min(1.0, max_norm / (message[1].sqrt().item() + 1e-12)) / scale
     for p in parameters:
         p.grad = (p.grad.double() * factor).to(p.dtype)
     optimizer.step()
@@ -731,3 +732,102 @@ def gather_int8(shard, block):
         ),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["12.agree_on_overflow"] += [
+    Wrong(
+        "a gradient of zero has no norm to divide by",
+        altered(
+            "12.agree_on_overflow",
+            ("factor = (max_norm / square.sqrt()).clamp(max=1.0)",
+             "factor = min(1.0, max_norm * (1 / square.sqrt().item()))"),
+        ),
+        says="raised ZeroDivisionError",
+        loses=("the same scale on all ranks, always",),
+    ),
+    Wrong(
+        "the square is compared with the limit",
+        altered(
+            "12.agree_on_overflow",
+            ("factor = (max_norm / square.sqrt()).clamp(max=1.0)",
+             "factor = max_norm / square.sqrt() if square > max_norm else 1.0"),
+        ),
+        says="as long as the limit, and the gradient is shorter",
+        loses=("huge gradients, and nearly long ones",),
+    ),
+    Wrong(
+        "squares in float32",
+        altered("12.agree_on_overflow", ("gradient.double().square().sum()",
+                                         "gradient.square().sum().double()")),
+        says="not finite in float32",
+        loses=("huge gradients, and nearly long ones",),
+    ),
+    Wrong(
+        "the first limit",
+        wrapped(
+            "12.agree_on_overflow",
+            "shared_step",
+            "FIRST = []\n\n\ndef shared_step(parameters, optimizer, scaler, max_norm):\n"
+            "    FIRST.append(max_norm)\n"
+            "    return solution(parameters, optimizer, scaler, FIRST[0])\n",
+        ),
+        says="",
+        loses=("growth, and two runs in turn",),
+    ),
+]  # fmt: skip
+WRONG["12.hybrid_step"] += [
+    Wrong(
+        "lr = 0.5",
+        altered("12.hybrid_step", ("self.shard -= lr *", "self.shard -= 0.5 *")),
+        says="After step 1",
+    ),
+    Wrong(
+        "two nodes: the partner is half the world away",
+        altered(
+            "12.hybrid_step",
+            ("dist.all_reduce(total, group=self.across)",
+             "world = dist.get_world_size()\n"
+             "        if world > self.node:\n"
+             "            other = torch.empty_like(total)\n"
+             "            peer = (dist.get_rank() + self.node) % world\n"
+             "            for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, "
+             "total, peer),"
+             " dist.P2POp(dist.irecv, other, (dist.get_rank() - self.node) % world)]):\n"
+             "                request.wait()\n"
+             "            total = total + other"),
+        ),
+        says="",
+        loses=("one node; nodes of one rank; three nodes",),
+    ),
+]  # fmt: skip
+WRONG["12.int8_gather"] += [
+    Wrong(
+        "scales of at least 1e-12",
+        altered("12.int8_gather", ("(rows.abs().amax(1, keepdim=True) / 127).float()",
+                                   "(rows.abs().amax(1, keepdim=True) / "
+                                   "127).float().clamp(min=1e-12)")),
+        says="steps of its block",
+        loses=("zeros, outliers, tiny ones, few, float64",),
+    ),
+    Wrong(
+        "all messages are kept",
+        altered("12.int8_gather", ("    scales, steps = messages.split(",
+                                   "    KEPT.append(messages)\n    scales, steps = "
+                                   "messages.split("))
+        + "\n\nKEPT = []\n",
+        says="after the last call",
+        loses=("the same bits everywhere; the shard stays; nothing is kept",),
+    ),
+    Wrong(
+        "the first block",
+        wrapped(
+            "12.int8_gather",
+            "gather_int8",
+            "FIRST = {}\n\n\ndef gather_int8(shard, block):\n"
+            "    return solution(shard, FIRST.setdefault(shard.shape, block))\n",
+        ),
+        says="half a step",
+    ),
+]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from answers import Wrong
+from answers.altered import altered, wrapped
 
 LOADED = ("what was saved is loaded",)
 KILLS = ("killed at any operation: complete, and the same on all ranks",)
@@ -669,3 +670,64 @@ class Resume:
         ),
     ],
 }
+
+
+# -- what an answer may not assume -----------------------------------------------------------------
+
+WRONG["13.atomic_save"] += [
+    Wrong(
+        "a disk that is told not to kill",
+        altered("13.atomic_save", ("        self.disk = disk", "        self.disk = disk\n"
+                                   "        disk._left = None")),
+        says="_left",
+    ),
+    Wrong(
+        "step numbers of eight digits, sorted as words",
+        altered(
+            "13.atomic_save",
+            ('step = self.disk.read("kept")[-1]',
+             'step = int(sorted(f"{s:08}" for s in self.disk.read("kept"))[-1])'),
+        ),
+        says="was complete",
+    ),
+]  # fmt: skip
+WRONG["13.reshard"] += [
+    Wrong(
+        "a plan remembered by names",
+        wrapped(
+            "13.reshard",
+            "reshard",
+            "KEPT = {}\n\n\ndef reshard(read, keys, saved, world, names):\n"
+            "    saved = KEPT.setdefault((tuple(names), world), saved)\n"
+            "    return solution(read, keys, saved, world, names)\n",
+        ),
+        says="",
+    )
+]
+WRONG["13.resume"] += [
+    Wrong(
+        "of the schedule the last epoch alone",
+        altered(
+            "13.resume",
+            ('run.schedule.load_state_dict(state["schedule"])',
+             'run.schedule.last_epoch = state["schedule"]["last_epoch"]'),
+        ),
+        says="the schedule has a state",
+        loses=("the learning rates of the schedule",),
+    ),
+    Wrong(
+        "of the optimizer the momenta alone",
+        altered(
+            "13.resume",
+            ('run.optimizer.load_state_dict(state["optimizer"])',
+             'groups = run.optimizer.state_dict()["param_groups"]\n'
+             '        for new, old in zip(groups, state["optimizer"]["param_groups"]):\n'
+             '            new["lr"] = old["lr"]\n'
+             '        run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": '
+             'groups})'),
+        ),
+        says="are not those of the run that went on",
+        loses=("the same losses, bit for bit",),
+    ),
+]  # fmt: skip
+ASSUMED = {"13.resume": {"shared": "its methods are static, and it has no instances"}}

@@ -245,7 +245,7 @@ RIGHT_STOPS = {
     "error": "(x @ weight - y).square().sum()",
     "samples": "float(len(y))",
     "held": "dist.all_reduce(sums)",
-    "stop": "len(history) > 1 and history[-1] >= history[-2]",
+    "stop": "len(history) > 1 and not history[-1] < history[-2]",
 }
 
 
@@ -358,7 +358,7 @@ WRONG = {
         Wrong(
             "looks at sizes alone",
             culprit(kind='c["elements"]'),
-            "is alone with another op",
+            "is alone with another",
             DIFFERS,
         ),
         Wrong(
@@ -430,7 +430,7 @@ def mended_step(weights, batches, rate, max_norm):
             w.grad = None
     return loss.item()
 """,
-            "it is off by up to",
+            "returned without calling it",
             ONCE,
         ),
         Wrong(
@@ -520,7 +520,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
         x, y = held_out
         loss = (x @ weight - y).square().mean()
         history.append(loss.item())
-        if len(history) > 1 and history[-1] >= history[-2]:
+        if len(history) > 1 and not history[-1] < history[-2]:
             break
     return history
 """,
@@ -556,7 +556,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
             "comes of a mean of the ranks' means",
             ALIKE,
         ),
-        Wrong("each rank's own loss", stops(held=""), "returned without calling it", STOP),
+        Wrong("each rank's own loss", stops(held=""), "must make the same calls", STOP),
         Wrong("nobody stops", stops(stop="False"), "comes of epochs after", STOP),
         Wrong(
             "a mean of the ranks' losses",
@@ -734,7 +734,7 @@ def mended_fit(weight, batches, held_out, rate, epochs):
         pair = torch.tensor([errors.sum().item(), len(errors)], dtype=torch.float64)
         dist.all_reduce(pair)
         history.append(float(pair[0] / pair[1]))
-        if history[-2:-1] and history[-1] >= history[-2]:
+        if history[-2:-1] and not history[-1] < history[-2]:
             return history
     return history
 """,

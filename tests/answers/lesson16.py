@@ -7,7 +7,7 @@ DEALT = ("ranks dealt to nodes in any order",)
 ANY = ("any length and dtype",)
 FAR = ("2(n/L)(M-1)/M to other nodes, by every rank",)
 NEAR = ("2n(L-1)/L inside the node",)
-READ = ("`nodes` is left as it is",)
+READ = ("groups are made once, and `nodes` is left as it is",)
 
 GROUPS = """rank = dist.get_rank()
     names = sorted(set(nodes))
@@ -122,7 +122,6 @@ SAME_LOSSES = ("the losses and the weights of the undisturbed run",)
 FORMULA = ("bytes predicted by the formula of its stage",)
 LEDGER = ("the ledger bears the formula out",)
 COMMITS = ("a prediction that could have been wrong",)
-EXPLAINS = ("an explanation with the measured numbers in it",)
 OWN = ("another run than the lesson's",)
 
 # The losses of a run of so many steps, as the lesson prints them.
@@ -149,7 +148,7 @@ def page():
         "killed": quiet[:11],
         "resumed_at": 8,
         "went_on": quiet[8:],
-        "weights": ["ab12", "ab12"],
+        "weights": ["ab12cd34ef567890", "ab12cd34ef567890"],
     }}
     explanation = (
         "The last save before the kill was step 8, and I predicted 2 steps twice. It took until "
@@ -515,7 +514,7 @@ WRONG["16.capstone"] = [
     ),
     Wrong(
         "the optimizer's state was not saved",
-        page('measurement["weights"] = ["ab12", "cd34"]'),
+        page('measurement["weights"] = ["ab12cd34ef567890", "cd34cd34ef567890"]'),
         says="was the optimizer's state saved",
         loses=SAME_LOSSES,
     ),
@@ -534,7 +533,7 @@ WRONG["16.capstone"] = [
             "quiet = [round(1.003 * loss, 3) for loss in quiet]",
             'measurement |= {"undisturbed": quiet, "killed": quiet[:11], "went_on": quiet[8:]}',
         ),
-        says="from the same seed and text",
+        says="from seed 0 and the same text",
         loses=SAME_LOSSES,
     ),
     Wrong(
@@ -583,16 +582,16 @@ WRONG["16.capstone"] = [
         loses=COMMITS,
     ),
     Wrong(
-        "an explanation without a number",
-        page('explanation = explanation.replace("3", "some")'),
-        says="it does not say how many steps were done twice",
-        loses=EXPLAINS,
+        "a goodput that is no number",
+        page('prediction["goodput"] = float("nan")'),
+        says="must be a finite number",
+        loses=WHOLE,
     ),
     Wrong(
-        "as expected",
-        page('explanation = "All was as expected: 8, 3 and 2."'),
-        says="fewer than 25 different words",
-        loses=EXPLAINS,
+        "an invented fingerprint",
+        page('measurement["weights"] = ["00", "00"]'),
+        says="is no fingerprint",
+        loses=SAME_LOSSES,
     ),
     Wrong(
         "the lesson's numbers",
@@ -605,7 +604,7 @@ WRONG["16.capstone"] = [
             'prediction |= {"sent": 257_280, "goodput": 30 / 32}',
             'explanation = explanation.replace("step 8", "step 10")',
         ),
-        says="These are the numbers of the lesson",
+        says="has the losses that the lesson prints",
         loses=OWN,
     ),
 ]
@@ -667,7 +666,7 @@ PROMISES = {
         "steps that will be done twice": (*COMMITS, ""),
         "trains the first steps of your plan again": (*SAME_LOSSES, ""),
         "as the lesson has them": (*SAME_LOSSES, ""),
-        "at least 25 different words": (*EXPLAINS, ""),
+        "a reader": None,
         "another stage, another interval or another kill": (*OWN, ""),
         "A prediction may be wrong": None,
         "it must be one": (*COMMITS, ""),
@@ -823,4 +822,11 @@ def launch_plan(nodes, script, job, port):
 """,
         ),
     ],
+}
+
+ASSUMED = {
+    "16.hierarchical": {
+        "frozen nodes": "the text says that it is called once",
+        "kept": "the text says that it is called once",
+    }
 }

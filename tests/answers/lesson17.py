@@ -178,7 +178,6 @@ WRONG = {
             "a sum",
             train(reduce="reduce_scatter(flat(p.grad for p in parameters))"),
             says="added up, not averaged",
-            loses=MORE,
         ),
         Wrong(
             "an all-reduce, of which a part is kept",

@@ -211,8 +211,10 @@ def _inside() -> str:
     lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"
     return _wrapped(
         "What lies in memory, what was changed there, and how far backward has come, only the "
-        f"answer's own process can tell (lessons {lessons}). Whoever tampers with that there can "
-        "deceive those few criteria, never the values or the traffic."
+        f"answer's own process can tell (lessons {lessons}). An answer that tampers with that "
+        "there can deceive those criteria. Bytes and calls are counted by the grader's broker; to "
+        "which call of the answer they belong, the answer's process says. Full points mean: right "
+        "on these cases."
     )
 
 

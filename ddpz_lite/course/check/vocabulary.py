@@ -3,7 +3,8 @@
 A judge looks at one property and returns a sentence, or None where the property holds.
 
 values    explain, explain_number, same_on_all_ranks, unchanged
-traffic   nbytes, moved, sent_by_all, ops_of_all, silent, same_calls, calls_until
+traffic   nbytes, moved, sent_by_all, ops_of_all, silent, same_calls, calls_until, waited_for,
+          all_in_spans
 memory    holds_at_most
 words     world_name, padded_shards
 """
@@ -163,6 +164,37 @@ def calls_until(seen: Observed, rank: int, layer: int) -> list[list[Record]]:
         [call for call in calls if start <= call.started <= end]
         for start, end in zip(begun, reached, strict=True)
     ]
+
+
+def all_in_spans(seen: Observed) -> str | None:
+    """Whether all that was sent lies in the spans of the job, where bounds are counted."""
+    for rank in range(seen.case.world):
+        names = {span.name for span in seen.spans if span.rank == rank}
+        inside = {id(call) for name in names for call in seen.calls(rank, name)}
+        outside = [c for c in seen.calls(rank) if c.bytes_sent and id(c) not in inside]
+        if outside:
+            return (
+                f"Rank {rank} called {outside[0].op} where nothing is measured: outside of the "
+                "calls of your function."
+            )
+    return None
+
+
+def waited_for(seen: Observed) -> str | None:
+    """Whether every send was waited for. Only this machine's wire records that; a ledger in which
+    nothing was waited for does not say.
+    """
+    for rank in range(seen.case.world):
+        calls = seen.calls(rank)
+        if all(call.waited is None for call in calls):
+            continue
+        left = [call for call in calls if call.op == "send" and call.waited is None]
+        if left:
+            return (
+                f"Rank {rank} never waited for {len(left)} of its sends: until a send is complete "
+                "its tensor must not be written to."
+            )
+    return None
 
 
 # ---- memory ----

@@ -11,12 +11,35 @@ from torch import nn
 
 from ddpz_lite.course.check.beside import Holding, Kept
 
+
+class Slow(torch.optim.Optimizer):
+    """SGD, and an average of the weights: states under names that no optimizer of torch has."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                p -= group["lr"] * p.grad
+                state = self.state[p]
+                state.setdefault("slow", p.clone()).lerp_(p, 0.5)
+                state |= {"drift": p.double().sum(), "seen": 1 + state.get("seen", 0)}
+
+
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
     "AMSGrad": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "an optimizer of your colleague's": lambda p: Slow(p, 0.1),
+    "SGD with two parameter groups": lambda p: torch.optim.SGD(
+        [{"params": p[:1]}, {"params": p[1:], "momentum": 0.5}], lr=0.25
+    ),
 }
 
 
@@ -28,11 +51,14 @@ def trained(
     frozen: bool = False,
     stepped: bool = True,
     cleared: bool = False,
+    int8: bool = False,
+    evaluates: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Linear layers and a BatchNorm after one backward and, if `stepped`, one step.
 
     sizes: widths. dtypes: of the layers, in turn. tied: two more layers share one weight. frozen:
-    the first layer takes no gradient. cleared: the second layer's gradients are gone again.
+    the first layer takes no gradient. cleared: the second layer's gradients are gone again. int8: a
+    frozen parameter holds int8. evaluates: the model is left in eval mode.
     """
     layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     if tied:
@@ -43,8 +69,11 @@ def trained(
         layer.to(getattr(torch, dtypes[0 if tied else index % len(dtypes)]))
     if frozen:
         model[0].requires_grad_(False)
+    if int8:
+        steps = torch.ones(sizes[0], sizes[1] + 2, dtype=torch.int8)
+        model.steps = nn.Parameter(steps, requires_grad=False)
     made = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
-    for layer in model:
+    for layer in model.children():
         ones = torch.ones(2, layer.weight.shape[-1], dtype=layer.weight.dtype)
         if layer.weight.requires_grad:
             layer(ones).sum().backward()
@@ -52,6 +81,7 @@ def trained(
         made.step()
     if cleared:
         model[1].zero_grad()
+    model.train(not evaluates)
     return model, made
 
 
@@ -75,10 +105,15 @@ def _inside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, lis
         "parameters": list(model.parameters()),
         "gradients": [p.grad for p in model.parameters()],
         "states": [dict(optimizer.state[p]) if p in optimizer.state else None for p in states],
+        "training": [module.training for module in model.modules()],
     }
 
 
-LOSSES = {"mse": nn.functional.mse_loss, "cross entropy": nn.functional.cross_entropy}
+LOSSES = {
+    "mse": nn.functional.mse_loss,
+    "smooth l1": nn.functional.smooth_l1_loss,
+    "cross entropy": nn.functional.cross_entropy,
+}
 
 
 def accumulate(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> dict[str, Any]:
@@ -97,6 +132,7 @@ def accumulate(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> d
                 continue
             batch = mine["batches"][number]
             parameters = list(model.parameters())
+            modes = [module.training for module in model.modules()]
             kept = Kept(weights=parameters, x=batch["x"], y=batch["y"])
             holding.know(p.grad for p in parameters if p.grad is not None)
             holding.peak = 0
@@ -109,6 +145,7 @@ def accumulate(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> d
                     "of": [which, number],
                     "gradients": [None if p.grad is None else p.grad.clone() for p in parameters],
                     "changed": kept.changed(),
+                    "modes": modes == [module.training for module in model.modules()],
                     "events": list(events),
                     "peak": holding.peak,
                 }

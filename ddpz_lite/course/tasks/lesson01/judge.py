@@ -9,12 +9,14 @@ import torch
 
 from ddpz_lite.course.check.compare import close, differs, number
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.check.vary import drawn_again, one_at_a_time
 from ddpz_lite.course.tasks.lesson01.job import LOSSES, OPTIMIZERS, trained
 from ddpz_lite.meter import memory
 
 # -- 01.state_bytes --------------------------------------------------------------------------------
 
 KINDS = ("parameters", "gradients", "optimizer")
+OTHER_STATE = {"optimizer": "SGD", "stepped": False}
 
 
 def _state_cases(rng: torch.Generator) -> list[Case]:
@@ -25,12 +27,15 @@ def _state_cases(rng: torch.Generator) -> list[Case]:
     def case(says: str, kind: str, *states: dict[str, Any]) -> Case:
         return Case(says, [{"states": [*states, states[0]]}], kind)
 
+    (varied,) = one_at_a_time([state("SGD with momentum")], [OTHER_STATE])
     return [
         case(
             "several optimizers",
             "",
             state(stepped=False),
             *map(state, ("SGD", "AdamW", "SGD with momentum", "AMSGrad", "Adafactor")),
+            *map(state, ("an optimizer of your colleague's", "SGD with two parameter groups")),
+            *varied,
         ),
         case(
             "several dtypes",
@@ -38,6 +43,8 @@ def _state_cases(rng: torch.Generator) -> list[Case]:
             state("AdamW", "bfloat16"),
             state("SGD with momentum", "float64"),
             state("AdamW", "bfloat16", "float32"),
+            state("SGD", "float32", int8=True),
+            state("SGD with momentum", "float32", evaluates=True),
         ),
         case(
             "tied, frozen and without a gradient",
@@ -55,6 +62,8 @@ def _state_says(state: dict[str, Any]) -> str:
         "tied": "a tied weight",
         "frozen": "a frozen layer",
         "cleared": "a layer without gradients",
+        "int8": "a frozen parameter of int8",
+        "evaluates": "in eval mode",
     }
     words = [state["optimizer"] + ("" if state.get("stepped", True) else " before its first step")]
     words += [f"{'and'.join(f' {d} ' for d in state['dtypes']).strip()}"]
@@ -169,12 +178,25 @@ def _accumulate_cases(rng: torch.Generator) -> list[Case]:
             ],
         }
 
+    def again(one: dict[str, Any]) -> list[dict[str, Any]]:
+        """The first batch with each argument in turn changed: model, x, y, loss and part."""
+        samples, micro = 8, 4
+        weights = drawn_again(one, rng, "weights")
+        first = {name: one["batches"][0][name] for name in "xy"} | {"micro_batch": micro}
+        first |= {name: first[name][:samples] for name in "xy"}
+        batches = [first, *(first | drawn_again(first, rng, name) for name in "xy")]
+        batches += [first | {"micro_batch": 2}, first]
+        other = [first, first | {"micro_batch": 1}]
+        both = [one | {"batches": batches}, one | weights | {"batches": other}]
+        return [*both, one | {"loss": "smooth l1", "batches": other}]
+
     wide = model([(8, 4), (6, 1)], "mse", torch.float64, 2)
     classes = model([(5, 4), (101, 2)], "cross entropy")
     equal = [model([(96, 2), (6, 6), (8, 4)]), wide]
     short = [model([(7, 3), (3, 8), (95, 3)]), classes]
     return [
         Case("equal parts", [{"models": equal}]),
+        Case("equal parts of one size", [{"models": again(equal[0])}]),
         Case("a short last part", [{"models": short}], "short"),
     ]
 
@@ -207,6 +229,8 @@ def _accumulate_values(seen: Observed) -> str | None:
             return "The weights have changed. Only gradients are asked for; the step comes later."
         if got["changed"]:
             return f"{says}: {got['changed'][0]} has changed."
+        if not got["modes"]:
+            return "The model was left in another mode: train() and eval() are the caller's to set."
         if any(gradient is None for gradient in got["gradients"]):
             return f"{says}: a parameter has no gradient at the end."
         right = _gradients(mine, batch, [(slice(None), 1.0)])
@@ -337,6 +361,8 @@ def _scaled_cases(rng: torch.Generator) -> list[Case]:
             "",
             run("six good steps", {}),
             run("six good steps of AdamW", {}, optimizer="AdamW", scale=24.0),
+            run("two parameter groups", {}, optimizer="SGD with two parameter groups"),
+            run("a gradient of 1e300, which is finite in float64", {2: (1, 1e300)}),
         ),
         case(
             "overflows",

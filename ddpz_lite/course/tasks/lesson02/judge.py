@@ -12,7 +12,14 @@ import torch
 from ddpz_lite.course.check.chance import apart
 from ddpz_lite.course.check.compare import close, differs
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
-from ddpz_lite.course.check.vocabulary import explain, padded_shards, world_name
+from ddpz_lite.course.check.vary import drawn_again, lengthened
+from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
+    explain,
+    padded_shards,
+    waited_for,
+    world_name,
+)
 
 MESSAGES = ("send", "recv")
 
@@ -33,6 +40,8 @@ def _begun(case: Case, number: int) -> list[torch.Tensor]:
 
 
 def _only_messages(seen: Observed, what: str) -> str | None:
+    if wrong := all_in_spans(seen):
+        return wrong
     for rank in range(seen.case.world):
         for op in seen.ops(rank):
             if op not in MESSAGES:
@@ -57,9 +66,14 @@ def _tree_cases(rng: torch.Generator) -> list[Case]:
         says = f"{world_name(world)}, {each} {', '.join(map(str, dict.fromkeys(roots)))}"
         return Case(says, inputs, kind)
 
-    return [case(4, 0, 0, 0), case(1, 0), case(2, 0, 0), case(3, 0, 0), case(7, 0),
-            case(3, 1, 2, 0, kind="root"), case(4, 2, 3, kind="root"),
-            case(5, 4, kind="root")]  # fmt: skip
+    def again(rank: int, first: dict[str, Any]) -> dict[str, Any]:
+        return {"root": 0} | drawn_again(first, apart(rng), "tensor")
+
+    cases = [case(4, 0, 0, 0), case(1, 0), case(2, 0, 0), case(3, 0, 0), case(7, 0),
+             case(3, 1, 2, 0, kind="root"), case(4, 2, 3, kind="root"),
+             case(5, 4, kind="root")]  # fmt: skip
+    lengthened(cases[6].inputs, "calls", again)
+    return cases
 
 
 def _tree_values(seen: Observed) -> str | None:
@@ -112,7 +126,9 @@ def rounds(seen: Observed, during: str | None = None) -> int:
 
 
 def _tree_messages(seen: Observed) -> str | None:
-    return _only_messages(seen, "the broadcast") or _each_call(_tree_count)(seen)
+    """Of a broadcast that works: what comes from another root proves nothing."""
+    wrong = _only_messages(seen, "the broadcast") or _tree_values(seen)
+    return wrong or _each_call(_tree_count)(seen) or waited_for(seen)
 
 
 def _tree_count(seen: Observed, number: int) -> str | None:
@@ -207,9 +223,14 @@ def _ring_value(seen: Observed, number: int) -> str | None:
             "is the mean. An all-reduce with SUM gives the sum.": right / world,
             "is what it began with: put the sum into the tensor that it was given.": parts[rank],
         }
+        if world > 1 and len(right) % world == 0:
+            mistakes |= {words: _ring_gone_wrong(parts, slip)[rank] for words, slip in SLIPS}
         told = explain(tensor, right, f"Rank {rank}'s tensor", mistakes)
         if told is None:
             continue
+        told = told.strip()
+        if "comes of" in told:
+            return told
         if type(tensor) is torch.Tensor and tensor.shape == right.shape:
             good = (tensor - right).abs() < 1e-3
             if good.any() and not good.all():
@@ -227,6 +248,33 @@ def _ring_value(seen: Observed, number: int) -> str | None:
                 )
         return told
     return None
+
+
+SLIPS = (
+    ("comes of adding in the second half, too: those rounds copy what is finished.", "adds"),
+    ("comes of sending one chunk in every round: pass on the chunk that came last.", "fixed"),
+    (
+        "comes of sending one chunk in every round: pass on the chunk that came last. ",
+        "fixed twice",
+    ),
+)
+
+
+def _ring_gone_wrong(parts: list[torch.Tensor], slip: str) -> list[torch.Tensor]:
+    """What the ranks hold after a ring with one mistake; N divides the length."""
+    world = len(parts)
+    held = [list(part.clone().chunk(world)) for part in parts]
+    for k in range(world - 1):
+        out = [held[r][r if "fixed" in slip else (r - k) % world].clone() for r in range(world)]
+        for r in range(world):
+            held[r][(r - k - 1) % world] = held[r][(r - k - 1) % world] + out[r - 1]
+    for k in range(world - 1):
+        own = slip == "fixed twice"
+        out = [held[r][r if own else (r + 1 - k) % world].clone() for r in range(world)]
+        for r in range(world):
+            before = held[r][(r - k) % world]
+            held[r][(r - k) % world] = before + out[r - 1] if slip == "adds" else out[r - 1]
+    return [torch.cat(chunks) for chunks in held]
 
 
 def _ring_traffic(seen: Observed, number: int) -> bool:
@@ -247,7 +295,7 @@ def _ring_messages(seen: Observed) -> str | None:
             return f"Rank {rank} sends to ranks {sorted(peers)}. In a ring it has one neighbour."
         if world > 1 and peers - {(rank + 1) % world, (rank - 1) % world}:
             return f"Rank {rank} sends to rank {peers.pop()}, which is not its neighbour."
-    return None
+    return waited_for(seen)
 
 
 def _ring_bytes(seen: Observed) -> str | None:
@@ -368,7 +416,7 @@ def _scatter_value(seen: Observed, number: int) -> str | None:
 
 
 def _scatter_bytes(seen: Observed) -> str | None:
-    return _each_call(_scatter_byte)(seen)
+    return all_in_spans(seen) or _each_call(_scatter_byte)(seen)
 
 
 def _scatter_byte(seen: Observed, number: int) -> str | None:

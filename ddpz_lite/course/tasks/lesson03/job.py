@@ -46,17 +46,21 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def same_start(
-    answer: Callable[..., Any], *, states: list[dict[str, torch.Tensor]], seed: int
+    answer: Callable[..., Any],
+    *,
+    states: list[dict[str, torch.Tensor]],
+    numbers: list[int],
+    seed: int,
 ) -> dict[str, Any]:
-    """states: for each call, what this rank's model holds at first, by name; those of the same
-    shapes go into the same model. seed: of this rank's global generator.
+    """states: for each call, what this rank's model holds at first, by name; numbers: which model
+    that is. seed: of this rank's global generator.
     """
     torch.manual_seed(seed)
-    models: dict[tuple[int, ...], nn.Module] = {}
+    models: dict[int, nn.Module] = {}
     seen = []
-    for state in states:
+    for state, number in zip(states, numbers, strict=True):
         width, inputs = state["0.weight"].shape
-        model = models.setdefault((inputs, width), _model(inputs, width))
+        model = models.setdefault(number, _model(inputs, width))
         before = _tensors(model)
         asked = {name: tensor.requires_grad for name, tensor in before.items()}
         with torch.no_grad():

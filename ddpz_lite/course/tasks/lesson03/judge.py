@@ -12,6 +12,7 @@ import torch
 
 from ddpz_lite.course.check.compare import close, differs, whole
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
+from ddpz_lite.course.check.vary import drawn_again, one_at_a_time
 from ddpz_lite.course.check.vocabulary import (
     explain,
     explain_number,
@@ -66,7 +67,8 @@ BUFFERS = {
     "mask": torch.bool,
 }
 COUNTER = "1.num_batches_tracked"
-MODELS = ((4, 6), (4, 6), (5, 3))  # (inputs, width) for each call; the first two are one model
+MODELS = ((4, 6), (4, 6), (4, 6), (5, 3))  # (inputs, width) for each call
+NUMBERS = (0, 0, 1, 2)  # of the model of each call: two have the same shapes
 
 
 def _shapes(inputs: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -102,7 +104,11 @@ def _start_cases(rng: torch.Generator) -> list[Case]:
         Case(
             world_name(world),
             [
-                {"states": [state(rank, *sizes) for sizes in MODELS], "seed": 100 + rank}
+                {
+                    "states": [state(rank, *sizes) for sizes in MODELS],
+                    "numbers": list(NUMBERS),
+                    "seed": 100 + rank,
+                }
                 for rank in range(world)
             ],
         )
@@ -211,8 +217,8 @@ SAME_START = Task(
         Criterion("rank 0's values are sent, each once", 1, _start_sent),
     ),
     hints=(
-        "What does a model hold beside its parameters? Print list(model.named_buffers()) of one "
-        "with BatchNorm.",
+        "Which of a model's tensors must be equal on all ranks before the first step? Print "
+        "list(model.named_parameters()) and list(model.named_buffers()) of one with BatchNorm.",
         "model.parameters() names a shared weight once; model.buffers() has the rest. One "
         "collective copies a tensor from one rank to all.",
         "For each tensor of both lists: one broadcast from rank 0, where autograd does not look "
@@ -225,24 +231,25 @@ SAME_START = Task(
 # -- 03.average_gradients --------------------------------------------------------------------------
 
 FROZEN = 1  # of SHAPES
+MODEL_OF_CALL = ((0, SHAPES), (0, SHAPES), (1, SHAPES), (2, OTHER))  # (number, its shapes)
 
 
 def _average_cases(rng: torch.Generator) -> list[Case]:
     def case(world: int, kind: str = "") -> Case:
-        without = ({FROZEN, 2}, {FROZEN, 3}, set()) if kind else (set(),) * 3
+        without = ({FROZEN, 2}, {FROZEN, 3}, {FROZEN, 3}, set()) if kind else (set(),) * 4
         frozen = [FROZEN] if kind else []
         inputs = []
         for _ in range(world):
             steps = [
                 {"model": model, "gradients": _drawn(rng, shapes), "turned": bool(number)}
-                for number, (model, shapes) in enumerate([(0, SHAPES), (0, SHAPES), (1, OTHER)])
+                for number, (model, shapes) in enumerate(MODEL_OF_CALL)
             ]
             for step, missing in zip(steps, without, strict=True):
                 for index in missing:
                     step["gradients"][index] = None
             if kind:  # the second model has no such parameter
                 steps.pop()
-            models = [_drawn(rng, SHAPES), _drawn(rng, OTHER)]
+            models = [_drawn(rng, SHAPES), _drawn(rng, SHAPES), _drawn(rng, OTHER)]
             inputs.append({"models": models, "steps": steps, "frozen": frozen})
         says = ", parameters without a gradient" if kind else ""
         return Case(world_name(world) + says, inputs, kind)
@@ -314,6 +321,10 @@ AVERAGE = Task(
 # -- 03.weighted_mean ------------------------------------------------------------------------------
 
 
+# Of each rank, in one more call: more than float16 can count.
+MORE_SAMPLES = {"": (5001,) * 4, "unequal": (5001, 2, 0, 3)}
+
+
 def _mean_cases(rng: torch.Generator) -> list[Case]:
     def case(*samples: int, then: Sequence[int], kind: str = "") -> Case:
         inputs = [
@@ -324,6 +335,13 @@ def _mean_cases(rng: torch.Generator) -> list[Case]:
             }
             for n, m in zip(samples, then, strict=True)
         ]
+        firsts = [{name: rank[name] for name in ("gradients", "samples")} for rank in inputs]
+        others = [
+            {"samples": again, **drawn_again(first, rng, "gradients")}
+            for first, again in zip(firsts, MORE_SAMPLES[kind], strict=False)
+        ]
+        for rank, calls in zip(inputs, one_at_a_time(firsts, others), strict=True):
+            rank["later"] = [*calls[1:], *rank["later"]]
         counts = ", ".join(map(str, samples))
         return Case(f"{world_name(len(samples))} with {counts} samples", inputs, kind)
 
@@ -377,6 +395,10 @@ def _mean_value(
         "is the sum over all samples: divide by their number.": weighted,
         means: stack.mean(0),
         "is the sum over all samples, divided by the number of ranks.": weighted / world,
+        "was divided by the number of samples, and then by the number of ranks, too.": (
+            weighted / total / world
+        ),
+        "was divided twice by the number of samples.": weighted / total**2,
         f"is half of the sum of the means, on {world} ranks.": stack.sum(0) / 2,
         "is what the rank began with: the result must be in place.": stack[rank],
     }
@@ -416,6 +438,7 @@ WEIGHTED_MEAN = Task(
 # -- 03.rank_indices -------------------------------------------------------------------------------
 
 LONG = {1: 199, 2: 203, 3: 200, 4: 201}  # samples: no world divides its own
+BOTH = ("training", "evaluation")  # a case of the one has a call of the other
 EPOCHS = (0, 1, 2, 9)  # then epoch 0 again, then epoch 0 of another seed
 
 
@@ -426,6 +449,7 @@ def _index_cases(rng: torch.Generator) -> list[Case]:
         calls = [[long, epoch, seed, evaluate] for epoch in (*EPOCHS, 0)]
         calls.append([long, 0, seed + 1, evaluate])
         calls += [[length, 1, seed, evaluate] for length in (world, world + 1, 4 * world)]
+        calls += [[long, 0, seed, not evaluate], [long, 0, seed, evaluate]]
         word = "evaluation" if evaluate else "training"
         return Case(f"{world_name(world)}, {word}", [{"calls": calls}] * world, word)
 
@@ -440,11 +464,17 @@ def _dealt(seen: Observed, call: int) -> Dealt:
     return [[whole(index) for index in got["dealt"][call]] for got in seen.data]
 
 
-def _lists(judge: Callable[[Dealt, int], str | None]) -> Callable[[Observed], str | None]:
-    """A judge of what is dealt in each call; before it, whether that is lists of ints."""
+def _lists(
+    evaluates: bool, judge: Callable[[Dealt, int], str | None]
+) -> Callable[[Observed], str | None]:
+    """A judge of what is dealt in each call to evaluate, or to train; before it, whether that is
+    lists of ints.
+    """
 
     def over_calls(seen: Observed) -> str | None:
-        for number, (length, epoch, _, _) in enumerate(seen.case.inputs[0]["calls"]):
+        for number, (length, epoch, _, evaluate) in enumerate(seen.case.inputs[0]["calls"]):
+            if evaluate is not evaluates:
+                continue
             for rank, got in enumerate(seen.data):
                 if got["types"][number] != "list":
                     return f"Rank {rank} returned a {got['types'][number]}, not a list of ints."
@@ -457,7 +487,7 @@ def _lists(judge: Callable[[Dealt, int], str | None]) -> Callable[[Observed], st
     return over_calls
 
 
-@_lists
+@partial(_lists, False)
 def _train_values(dealt: Dealt, length: int) -> str | None:
     every = Counter(index for rank in dealt for index in rank)
     world, counts = len(dealt), [len(rank) for rank in dealt]
@@ -489,7 +519,7 @@ def _missing(dealt: Dealt, missing: int) -> str:
     return f"{missing} never came. None may be left out."
 
 
-@_lists
+@partial(_lists, True)
 def _eval_values(dealt: Dealt, length: int) -> str | None:
     every = Counter(index for rank in dealt for index in rank)
     if twice := every.total() - len(every):
@@ -565,13 +595,11 @@ INDICES = Task(
     minutes=15,
     cases=_index_cases,
     criteria=(
-        Criterion(
-            "training: all samples, as many on every rank", 2, _train_values, on=("training",)
-        ),
+        Criterion("training: all samples, as many on every rank", 2, _train_values, on=BOTH),
         Criterion(
             "a new order in each epoch, the same on all ranks", 1, _shuffled, on=("training",)
         ),
-        Criterion("evaluation: each sample exactly once", 1, _eval_values, on=("evaluation",)),
+        Criterion("evaluation: each sample exactly once", 1, _eval_values, on=BOTH),
         Criterion("no collective, no trace in the global generators", 1, _no_trace),
     ),
     hints=(
@@ -602,11 +630,16 @@ def _norm_cases(rng: torch.Generator) -> list[Case]:
         ]
 
     def case(*rows: int, then: Sequence[int], offset: float = 0.0, kind: str = "") -> Case:
-        calls = zip(call(rows, 3, 0.1, offset), call(then, 5, 0.4, offset), strict=True)
+        firsts = call(rows, 3, 0.1, offset)
+        calls = zip(firsts, call(then, 5, 0.4, offset), strict=True)
         far = f", values near {offset:,.0f}" if offset else ""
         counts = ", ".join(map(str, rows))
         says = f"{world_name(len(rows))} with {counts} rows{far}"
-        return Case(says, [{"calls": list(both)} for both in calls], kind)
+        weights = {"weight": torch.full((3,), 0.5), "bias": torch.full((3,), -0.25), "eps": 0.3}
+        others = [weights | drawn_again(first, rng, "x") for first in firsts]
+        varied = [[]] * len(rows) if offset else one_at_a_time(firsts, others)
+        both = zip(calls, varied, strict=True)
+        return Case(says, [{"calls": [*pair, *more[1:]]} for pair, more in both], kind)
 
     return [
         case(5, 5, 5, then=(8, 8, 8)),
@@ -614,7 +647,7 @@ def _norm_cases(rng: torch.Generator) -> list[Case]:
         case(8, then=(4,)),
         case(7, 1, 4, 3, then=(1, 2, 9, 2), kind="unequal"),
         case(6, 0, 5, then=(1, 0, 0), kind="unequal"),
-        case(6, 9, then=(20, 3), offset=3000.0, kind="far"),
+        case(6, 9, then=(3001, 3), offset=3000.0, kind="far"),
     ]
 
 
@@ -711,7 +744,7 @@ BATCH_NORM = Task(
 # -- 03.f1 -----------------------------------------------------------------------------------------
 
 # TP, FP, FN and TN of a rank: more than a byte counts, and FP and FN differ in every sum
-COUNTS = ((300, 25, 110, 30), (5, 14, 20, 8), (33, 2, 9, 41), (1, 7, 3, 50))
+COUNTS = ((3001, 25, 110, 30), (5, 14, 20, 8), (33, 2, 9, 41), (1, 7, 3, 50))
 
 
 def _f1_cases(rng: torch.Generator) -> list[Case]:

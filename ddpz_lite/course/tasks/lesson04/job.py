@@ -65,7 +65,7 @@ def work_queue(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> di
     workers = dist.new_group(list(range(clerk)))
     if dist.get_rank() == clerk:
         keeper = _Clerk(everyone, clerk)
-        return {"log": [keeper.keep(len(call["tokens"]), call["busy"]) for call in calls]}
+        return {"log": [keeper.keep(call) for call in calls]}
     results, changed = [], []
     c10d._update_default_pg(workers)
     try:
@@ -74,7 +74,7 @@ def work_queue(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> di
             kept = Kept(tokens=call["tokens"])
             try:
                 zeros = torch.zeros_like(call["gradients"][0])
-                gradient = _Gradients(store, call["gradients"])
+                gradient = _gradient(store, call["gradients"])
                 result = answer(store, call["tokens"], gradient, zeros)
             finally:  # whoever raised is waited for by nobody
                 store._ask(DONE, "", number + 1 < len(calls))
@@ -122,24 +122,23 @@ def _padded(text: str) -> bytes:
     return raw.ljust(TEXT, b"\0")
 
 
-class _Gradients:
+def _gradient(store: _Store, gradients: torch.Tensor) -> Callable[[int], torch.Tensor]:
     """`gradient(i)`: the gradient of text i, when this rank has had the time for it."""
 
-    def __init__(self, store: _Store, gradients: torch.Tensor) -> None:
-        self._store, self._gradients = store, gradients
+    def gradient(i: int) -> torch.Tensor:
+        if not 0 <= int(i) < len(gradients):
+            raise IndexError(f"there is no text {int(i)}; the last is {len(gradients) - 1}")
+        store._ask(BEGIN, str(int(i)))
+        return gradients[int(i)].clone()
 
-    def __call__(self, i: int) -> torch.Tensor:
-        if not 0 <= int(i) < len(self._gradients):
-            raise IndexError(f"there is no text {int(i)}; the last is {len(self._gradients) - 1}")
-        self._store._ask(BEGIN, str(int(i)))
-        return self._gradients[int(i)].clone()
+    return gradient
 
 
 class _Clerk:
     """Keeps the store, and lets a rank that begins a text go on when it has had its time.
 
     Where there are enough texts, each rank has begun one before any goes on, so that none comes too
-    late to get one. The rank that is busy is done with its first text when all others have been
+    late to get one. The rank that is busy is done with its long text when all others have been
     begun. Ranks that read get their answers together, when each has asked for something: who then
     writes what it read plus one writes what the others write. SILENCE ends each of these waits.
     """
@@ -147,11 +146,12 @@ class _Clerk:
     def __init__(self, everyone: dist.ProcessGroup, clerk: int) -> None:
         self._everyone, self._workers = everyone, clerk
 
-    def keep(self, texts: int, busy: int | None) -> dict[str, Any]:
+    def keep(self, call: dict[str, Any]) -> dict[str, Any]:
         """Serve until all workers are done: who began which text, in order; and "waiting", the
         texts that were not begun when the busy rank's time had to end, None if it ended by itself.
         """
-        self.texts, self.busy, self.values = texts, busy, {}
+        self.texts, self.busy, self.values = len(call["tokens"]), call["busy"], {}
+        self.later = call["later"]
         self.begun, self.waiting = [], None
         self.asked: dict[int, tuple[int, str, str]] = {}  # by rank: kind, key, value
         self.silent, going_on = False, []
@@ -195,7 +195,7 @@ class _Clerk:
             kind, key, value = self.asked[rank]
             if kind == BEGIN and not self.silent and self._has_to_wait(rank, working):
                 continue
-            if kind == BEGIN and rank == self.busy and self.waiting is None:
+            if kind == BEGIN and self._is_long(rank) and self.waiting is None:
                 left = self.texts - len({text for _, text in self.begun})
                 self.waiting = left
             del self.asked[rank]
@@ -204,7 +204,11 @@ class _Clerk:
     def _has_to_wait(self, rank: int, working: set[int]) -> bool:
         if self.texts >= self._workers and not working <= {worker for worker, _ in self.begun}:
             return True
-        return rank == self.busy and len({text for _, text in self.begun}) < self.texts
+        return self._is_long(rank) and len({text for _, text in self.begun}) < self.texts
+
+    def _is_long(self, rank: int) -> bool:
+        """Whether the text that this rank has just begun is the one that takes long."""
+        return rank == self.busy and sum(worker == rank for worker, _ in self.begun) > self.later
 
     def _look_up(self, kind: int, key: str, value: str) -> str:
         if kind == ADD:

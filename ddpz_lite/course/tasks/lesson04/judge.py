@@ -39,6 +39,8 @@ def _bucket_cases(rng: torch.Generator) -> list[Case]:
         calls = [[lengths, tight, epoch, seed] for epoch in (*EPOCHS, 0)]
         calls.append([lengths, tight, 0, seed + 1000])
         calls.append([lengths, budget(lengths, steps, ROOMY), 0, seed])
+        calls.append([lengths[::-1], tight, 0, seed])
+        calls.append([lengths, 2 * tight, 0, seed])
         calls.append([fewer, budget(fewer, steps - 1, TIGHT), 2, seed])
         return Case(f"{world_name(world)}, {samples} samples", [{"calls": calls}] * world)
 
@@ -135,6 +137,8 @@ def _within(batches: Batches, lengths: list[int], budget: int) -> str | None:
 
 @_each_call
 def _equal_work(batches: Batches, lengths: list[int], budget: int) -> str | None:
+    if len({len(mine) for mine in batches}) > 1:
+        return "steps are compared when all ranks have as many batches."
     tokens = [[sum(lengths[i] for i in batch) for batch in mine] for mine in batches]
     world, samples = len(batches), [len(batch) for batch in chain(*batches)]
     for step, ranks in enumerate(zip(*tokens, strict=True)):
@@ -229,14 +233,28 @@ DTYPES = (torch.float32, torch.float64)
 
 def _queue_cases(rng: torch.Generator) -> list[Case]:
     def case(
-        workers: int, texts: Sequence[int], busy: Sequence[int | None], kind: str = ""
+        workers: int,
+        texts: Sequence[int],
+        busy: Sequence[int | None],
+        kind: str = "",
+        later: int = 0,
+        alike: bool = False,
     ) -> Case:
+        """later: texts that the busy rank finishes before the long one. alike: all calls have the
+        same shapes.
+        """
         calls = []
         for number_, (count, who) in enumerate(zip(texts, busy, strict=True)):
+            number_ = 0 if alike else number_
             gradients = torch.randn(count, 5 + 2 * number_, generator=rng, dtype=torch.float64)
             tokens = torch.randint(1, 60, (count,), generator=rng).tolist()
             calls.append(
-                {"tokens": tokens, "gradients": gradients.to(DTYPES[number_ % 2]), "busy": who}
+                {
+                    "tokens": tokens,
+                    "gradients": gradients.to(DTYPES[number_ % 2]),
+                    "busy": who,
+                    "later": later,
+                }
             )
         counts = " and ".join(map(str, texts))
         says = f"{world_name(workers)} with {counts} texts"
@@ -247,6 +265,7 @@ def _queue_cases(rng: torch.Generator) -> list[Case]:
         case(3, [2], [None], "few"),
         case(4, [11], [3]),
         case(2, [9, 8], [1, 0]),
+        case(2, [9, 9], [None, 1], later=2, alike=True),
         case(1, [5, 4], [None, None]),
     ]
 
@@ -328,7 +347,7 @@ def _nobody_waits(seen: Observed) -> str | None:
         idle = set(range(workers)) - {worker for worker, _ in log["begun"]}
         if log["waiting"]:
             return (
-                f"Rank {busy} was busy with its first text for long. {log['waiting']} more waited "
+                f"Rank {busy} was busy with one text for long. {log['waiting']} more waited "
                 "for it, though the others had nothing left to do: they were dealt beforehand."
             )
         if idle and len(call["tokens"]) >= 2 * workers:
@@ -434,7 +453,7 @@ RULES: dict[str, Callable[[list[list[int]], int], bool]] = {
 def _stop_cases(_: torch.Generator) -> list[Case]:
     def case(kind: str, most: int, calls: Sequence[Sequence[list[int]]]) -> Case:
         inputs = [
-            {"calls": [{"wish": wishes[rank], "most": most} for wishes in calls]}
+            {"calls": [{"wish": wishes[rank], "most": most + n} for n, wishes in enumerate(calls)]}
             for rank in range(len(calls[0]))
         ]
         return Case(f"{world_name(len(inputs))}, at most {most} steps", inputs, kind)

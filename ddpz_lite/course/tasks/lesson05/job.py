@@ -40,7 +40,8 @@ class _Net(nn.Module):
     weights: (out, in) of each layer, each in its own dtype. order: "left first" or "right first",
     in which the two are computed, which backward walks the other way round; or "row". tied: the
     last layer but one has the weight of layer 0. frozen: the layer that is not trained. turned:
-    weights are transposed views. nap: seconds that backward computes before the gradient of each
+    weights are transposed views. early: the last weight is the first of `parameters()`. nap:
+    seconds that backward computes before the gradient of each
     layer in the row.
     """
 
@@ -51,6 +52,7 @@ class _Net(nn.Module):
         tied: bool = False,
         frozen: int | None = None,
         turned: bool = False,
+        early: bool = False,
         nap: float = 0.0,
     ):
         super().__init__()
@@ -61,6 +63,8 @@ class _Net(nn.Module):
             self.layers[-2].weight = self.layers[0].weight
         if frozen is not None:
             self.layers[frozen].weight.requires_grad_(False)
+        if early:
+            self.register_parameter("early", self.layers[-1].weight)
         self.order, self.nap = order, nap
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,7 @@ def _hooks_cases(rng: torch.Generator) -> list[Case]:
         case(", transposed weights", 4, nets((4, 6, 3, 9), (3, 5, 2, 4), turned=True)),
         case(", models of one layer", 2, single),
         case("", 1, nets((4, 6, 3, 9), (3, 5, 2, 4))),
+        case(", two models of the same shapes", 3, nets((3, 5, 2, 4), (3, 5, 2, 4))),
         case(", a tied and a frozen weight", 2, odd, "odd"),
     ]
 
@@ -347,6 +348,7 @@ def _buckets_cases(rng: torch.Generator) -> list[Case]:
     return [
         late,
         case(", models of one layer", 2, single, (20, 9)),
+        case(", two models of the same shapes", 2, [drawn(3, 5, 2, 4), drawn(3, 5, 2, 4)], (30, 9)),
         case(
             ", float64 and transposed weights",
             1,
@@ -380,6 +382,16 @@ def _buckets(sizes: Iterable[int], limit: int) -> list[int]:
     return buckets
 
 
+def _reached(sizes: list[int], limit: int) -> list[int]:
+    """Elements of the buckets of one who closes a bucket when it has reached the limit."""
+    buckets = [0]
+    for size in sizes:
+        if buckets[-1] >= limit:
+            buckets.append(0)
+        buckets[-1] += size
+    return buckets
+
+
 def _bucket_calls(seen: Observed) -> str | None:
     inputs = seen.case.inputs[0]
     nets = list(zip(inputs["nets"], inputs["options"], strict=True))
@@ -407,6 +419,9 @@ def _wrong_buckets(rank: int, made: list[int], sizes: list[int], limit: int) -> 
         "one for each parameter.": sizes,
         "those of a limit in bytes. Here it counts elements.": _buckets(sizes, limit // 4),
         "one may hold exactly as many as the limit.": _buckets(sizes, limit - 1),
+        "each was closed when it had reached the limit. Close it before it would grow beyond.": (
+            _reached(sizes, limit)
+        ),
     }
     wanted = _buckets(sizes, limit)
     for words, mistake in mistakes.items():
@@ -451,6 +466,11 @@ LEAST = 0.5  # of the communication must run while backward computes
 WAKING = 0.001  # seconds
 
 
+def _alike(rng: torch.Generator, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Two nets of the same shapes."""
+    return [{"weights": _drawn(rng, sizes)} for _ in range(2)]
+
+
 def _overlap_cases(rng: torch.Generator) -> list[Case]:
     weights = [torch.randn(4, 4, generator=rng) for _ in range(5)]
     row = [{"weights": weights, "order": "row", "nap": SECONDS}]
@@ -471,6 +491,8 @@ def _overlap_cases(rng: torch.Generator) -> list[Case]:
         slow,
         case(", a model of one layer, one in float64", 3, one, two),
         case(", two models", 4, three, two),
+        case(", two models of the same shapes", 2, *_alike(rng, (3, 5, 2, 4))),
+        case(", whose last weight comes first", 3, _alike(rng, (4, 6, 3, 9))[0] | {"early": True}),
         case("", 1, three, one),
     ]
 
@@ -609,6 +631,9 @@ def _quiet_cases(rng: torch.Generator) -> list[Case]:
         case(", micro-batches", 3, nets, ("each", 3), ("each", 1), ("each", 2)),
         case(", one micro-batch, then four", 2, one, ("each", 1), ("each", 4)),
         case(", transposed weights", 4, turned, ("each", 2), ("each", 3)),
+        case(
+            ", two models of the same shapes", 2, _alike(rng, (4, 6, 3)), ("each", 2), ("each", 1)
+        ),
         case("", 1, nets, ("each", 3), ("each", 2)),
         case(", contexts in contexts", 2, nets, *odd, kind="odd"),
     ]

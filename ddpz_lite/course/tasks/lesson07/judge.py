@@ -12,7 +12,14 @@ import torch
 from ddpz_lite.course.check.chance import apart
 from ddpz_lite.course.check.compare import close, differs, number
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
-from ddpz_lite.course.check.vocabulary import explain, padded_shards, unchanged, world_name
+from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
+    explain,
+    padded_shards,
+    unchanged,
+    waited_for,
+    world_name,
+)
 
 MESSAGES = ("send", "recv")
 
@@ -24,24 +31,24 @@ Model = list[dict[str, Any]]  # of each rank: its shard, gradients and rate
 
 
 def _server_cases(rng: torch.Generator) -> list[Case]:
-    def model(world: int, length: int, dtype: torch.dtype) -> Model:
+    def model(world: int, place: int, length: int, dtype: torch.dtype) -> Model:
         def draw() -> torch.Tensor:
             return torch.randn(length, generator=apart(rng), dtype=dtype)
 
-        rate = RATES[(world + length) % len(RATES)]
+        rate = RATES[(world + length + place) % len(RATES)]
         return [
             {"shard": shard.clone(), "gradients": [draw() for _ in range(STEPS)], "rate": rate}
             for shard in padded_shards([draw()], world)
         ]
 
     def case(world: int, *lengths: int, kind: str = "", dtype=torch.float32) -> Case:
-        models = [model(world, length, dtype) for length in lengths]
+        models = [model(world, place, length, dtype) for place, length in enumerate(lengths)]
         inputs = [{"models": [one[rank] for one in models]} for rank in range(world)]
         name = "" if dtype is torch.float32 else ", float64"
         says = f"{world_name(world)}, {' and '.join(map(str, lengths))} weights{name}"
         return Case(says, inputs, kind)
 
-    return [case(3, 600, 12), case(1, 5), case(2, 8, 14), case(4, 16),
+    return [case(3, 600, 12), case(1, 5), case(2, 8, 8), case(4, 16),
             case(3, 10, 11, kind="uneven"), case(4, 1001, 2, kind="uneven"),
             case(2, 7, kind="uneven", dtype=torch.float64)]  # fmt: skip
 
@@ -151,11 +158,13 @@ def _server_shards(seen: Observed) -> str | None:
 
 
 def _server_messages(seen: Observed) -> str | None:
+    if wrong := all_in_spans(seen):
+        return wrong
     for rank in range(seen.case.world):
         for op in seen.ops(rank):
             if op not in MESSAGES:
                 return f"Rank {rank} called {op}. Build push and pull from send and recv."
-    return None
+    return waited_for(seen)
 
 
 def _server_bytes(seen: Observed) -> str | None:
@@ -239,6 +248,7 @@ class _Clock:
     """The clock that is asked for; or one with a mistake.
 
     slowest: of the steps of the workers that are here. stay: who has left is still counted.
+    silent: left() returns nobody.
     """
 
     def __init__(
@@ -252,9 +262,11 @@ class _Clock:
         forgets: bool = False,
         one: bool = False,
         ghosts: bool = False,
+        silent: bool = False,
     ) -> None:
         self.bound, self.slowest = bound + more, slowest
         self.stay, self.forgets, self.one, self.ghosts = stay, forgets, one, ghosts
+        self.silent = silent
         self.done = dict.fromkeys(range(workers), 0)
         self.waiting: list[int] = []
         self.gone: set[int] = set()
@@ -275,6 +287,8 @@ class _Clock:
         if self.forgets:
             ready = [w for w in ready if w == worker]
             self.waiting = []
+        if self.silent and what == "left":
+            return []
         self.waiting = [w for w in self.waiting if w not in ready]
         return ready
 
@@ -289,6 +303,8 @@ CLOCKS: dict[str, dict[str, Any]] = {
     },
     "It forgets who waits: when the slowest has caught up, return them, too.": {"forgets": True},
     "It returns one worker at a time, where several may go on.": {"one": True},
+    "left() returned nobody: a worker that leaves may have been the slowest, so others may begin "
+    "now.": {"silent": True},
     "It still counts a worker that has left: strike it off.": {"stay": True},
     "It returns a worker that has left.": {"ghosts": True},
 }
@@ -415,9 +431,14 @@ def _rate_cases(rng: torch.Generator) -> list[Case]:
         asked = [{"curvatures": curvatures(n), "delay": d} for d in delays for n in counts]
         return Case(says, [{"questions": asked}], kind)
 
+    several = case("several curvatures, small and large ones", "several", (0, 0, 0), (2, 3, 5))
+    for scale in (1e-4, 1e4):
+        for delay in (0, 2):
+            drawn = [scale * c for c in curvatures(2)]
+            several.inputs[0]["questions"].append({"curvatures": drawn, "delay": delay})
     return [
         case("one curvature, no delay", "", (0,), (1, 1)),
-        case("several curvatures", "several", (0, 0, 0), (2, 3, 5)),
+        several,
         case("a delay of 1", "one", (1, 1), (1, 3)),
         case("delays of 2 to 12", "delay", (2, 3, 4, 5, 8, 12), (1, 4)),
     ]
@@ -463,6 +484,9 @@ RATE_MISTAKES: dict[str, Callable[[list[float], int], float]] = {
     ),
     f"The sum of the curvatures is no direction's: {STEEPEST}": lambda c, d: limit([sum(c)], d),
     "The sine is of an angle in radians.": lambda c, d: 2 * math.sin(180 / (4 * d + 2)) / max(c),
+    "Above that w begins to swing, and still shrinks: it diverges later.": (
+        lambda c, d: d**d / (d + 1) ** (d + 1) / max(c)
+    ),
     "That is the limit for a delay of one more.": lambda c, d: limit(c, d + 1),
 }
 

@@ -19,13 +19,13 @@ def shard_owners(answer: Callable[..., Any], *, models: list[list[int]]) -> dict
 
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+    "Adam": (torch.optim.Adam, {"lr": 0.03, "weight_decay": 0.3}),
     "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
 }
 
 
-def _recorded(kind: type) -> tuple[type, list[torch.optim.Optimizer]]:
-    """The optimizer class, and a list of all of its instances that will be made."""
-    made: list[torch.optim.Optimizer] = []
+def _recorded(kind: type, made: list[torch.optim.Optimizer]) -> type:
+    """The optimizer class; its instances add themselves to `made`."""
 
     class Recorded(kind):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -33,7 +33,7 @@ def _recorded(kind: type) -> tuple[type, list[torch.optim.Optimizer]]:
             made.append(self)
 
     Recorded.__name__ = Recorded.__qualname__ = kind.__name__
-    return Recorded, made
+    return Recorded
 
 
 def zero1(
@@ -41,27 +41,30 @@ def zero1(
     *,
     models: list[list[torch.Tensor]],
     gradients: list[list[list[torch.Tensor]]],
-    optimizer: str,
+    optimizers: list[str],
     turned: bool = False,
     factors: list[torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """models: the weights of each; one optimizer for each, which step in turn.
+    """models: the weights of each; optimizers: the kind of each, which step in turn.
 
     gradients: of this rank, for each step, model and parameter. turned: parameters and gradients
     are transposed views. factors: for each step; after it, this rank's exp_avg are multiplied by
     them. No other rank knows them, so only who steps with these very states comes to the right
     parameters.
     """
-    kind, options = OPTIMIZERS[optimizer]
-    recorded, made = _recorded(kind)
+    made: list[torch.optim.Optimizer] = []
+    kinds = {name: _recorded(OPTIMIZERS[name][0], made) for name in optimizers}
     every = [[nn.Parameter(_laid_out(w, turned)) for w in weights] for weights in models]
     flat = [p for parameters in every for p in parameters]
     holding = Holding(flat)
     with holding:
-        optimizers = [answer(parameters, recorded, **options) for parameters in every]
+        sharded_ones = [
+            answer(parameters, kinds[name], **OPTIMIZERS[name][1])
+            for parameters, name in zip(every, optimizers, strict=True)
+        ]
     after, first, held = [], [], []
     for number, step in enumerate(gradients):
-        for parameters, sharded, own in zip(every, optimizers, step, strict=True):
+        for parameters, sharded, own in zip(every, sharded_ones, step, strict=True):
             for parameter, gradient in zip(parameters, own, strict=True):
                 parameter.grad = _laid_out(gradient, turned)
             holding.know(p.grad for p in parameters)

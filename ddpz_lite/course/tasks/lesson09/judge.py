@@ -24,6 +24,9 @@ from ddpz_lite.course.tasks.lesson09.job import OPTIMIZERS
 # -- 09.shard_owners -------------------------------------------------------------------------------
 
 
+LARGE = [900, 10, 20, 30, 10, 20, 5, 5]
+
+
 def _owner_cases(rng: torch.Generator) -> list[Case]:
     def case(world: int, models: list[list[int]], says: str, kind: str = "") -> Case:
         return Case(f"{world_name(world)}, {says}", [{"models": models}] * world, kind)
@@ -34,7 +37,7 @@ def _owner_cases(rng: torch.Generator) -> list[Case]:
     return [
         case(
             3,
-            [[900, 10, 20, 30, 10, 20, 5, 5], sorted(drawn(14, 500)), drawn(6, 90)],
+            [LARGE, sorted(drawn(14, 500)), drawn(6, 90), LARGE[::-1]],
             "one large parameter, the largest last, another model",
         ),
         case(1, [drawn(5, 100)], "5 parameters"),
@@ -150,7 +153,8 @@ OWNERS = Task(
 # 90, 91, 83, 59, 47 and 3 elements: no world from 2 to 4 divides their sum, and a sum that leaves
 # one out, or takes one alone, is padded to another length in some world.
 SHAPES = ((9, 10), (13, 7), (83,), (59,), (47,), (3,))
-OTHER = ((5, 3), (41,), (6, 2))  # of a second model
+OTHER = ((5, 3), (41,), (6, 2))  # of a second model, and of a third
+FEW = ((2,),)  # fewer parameters than ranks, and fewer elements
 STEPS = 3
 RTOL = 1e-4
 COUNTERS = 64  # bytes: torch's optimizers count steps in a tensor for each parameter
@@ -168,13 +172,14 @@ def _zero1_cases(rng: torch.Generator) -> list[Case]:
         return [torch.randn(shape, generator=rng) for shape in shapes]
 
     def case(world: int, optimizer: str = "AdamW", kind: str = "", says: str = "") -> Case:
-        shapes = (SHAPES, OTHER) if kind == "again" else (SHAPES,)
+        shapes = (SHAPES, OTHER, OTHER, FEW) if kind == "again" else (SHAPES,)
+        kinds = [optimizer, optimizer, "Adam", optimizer]  # each with options of its own
         models = [drawn(s) for s in shapes]
         inputs = [
             {
                 "models": models,
                 "gradients": [[drawn(s) for s in shapes] for _ in range(STEPS)],
-                "optimizer": optimizer,
+                "optimizers": kinds[: len(shapes)],
                 "turned": kind == "again",
             }
             for _ in range(world)
@@ -190,7 +195,7 @@ def _zero1_cases(rng: torch.Generator) -> list[Case]:
         case(2),
         case(1),
         case(3, "SGD with momentum", "other"),  # AdamW does not tell a sum from a mean
-        case(3, kind="again", says=", two models in turn, transposed weights"),
+        case(3, kind="again", says=", four models in turn, transposed weights"),
         case(3, kind="changed", says=" whose states are changed"),
     ]
 
@@ -214,17 +219,22 @@ def _trained(
 
     factors: for each step, of all elements; after it, exp_avg is multiplied by them.
     """
-    kind, options = OPTIMIZERS[case.inputs[0]["optimizer"]]
-    parameters = [torch.nn.Parameter(w.clone()) for w in _weights(case)]
-    plain = kind(parameters, **options)
+    parameters: list[torch.nn.Parameter] = []
+    plain: list[torch.optim.Optimizer] = []
+    for name, model in zip(case.inputs[0]["optimizers"], case.inputs[0]["models"], strict=True):
+        own = [torch.nn.Parameter(w.clone()) for w in model]
+        kind, options = OPTIMIZERS[name]
+        plain.append(kind(own, **options))
+        parameters += own
     for step in range(steps):
         for index, parameter in enumerate(parameters):
             parameter.grad = gradient(step, rank, index)
-        plain.step()
+        for optimizer in plain:
+            optimizer.step()
         if factors is not None:
             parts = factors[step].split([p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
-                plain.state[parameter]["exp_avg"] *= part.view_as(parameter)
+                plain[0].state[parameter]["exp_avg"] *= part.view_as(parameter)
     return [p.detach() for p in parameters]
 
 
@@ -282,18 +292,20 @@ def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
         if torch.stack([near(flat, piece) for piece in pieces]).any(0).all():
             return words
     off = (flat - good).abs().max().item()
-    return f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizer']}."
+    return (
+        f"the parameters are off by up to {off:.2g} from plain {case.inputs[0]['optimizers'][0]}."
+    )
 
 
 def _nothing_sharded(seen: Observed) -> bool:
     """Whether rank 0 of several keeps the states of all parameters."""
-    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    kinds = 2 if seen.case.inputs[0]["optimizers"][0] == "AdamW" else 1
     held = sum(state.numel() for state in seen.data[0]["states"])
     return seen.case.world > 1 and held >= kinds * sum(w.numel() for w in _weights(seen.case))
 
 
 def _zero1_states(seen: Observed) -> str | None:
-    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    kinds = 2 if seen.case.inputs[0]["optimizers"][0] == "AdamW" else 1
     shares = [_most_elements(model, seen.case.world) for model in seen.case.inputs[0]["models"]]
     psi, most = sum(w.numel() for w in _weights(seen.case)), kinds * sum(shares)
     if _nothing_sharded(seen):
@@ -388,9 +400,11 @@ ZERO1 = Task(
     minutes=30,
     cases=_zero1_cases,
     criteria=(
-        Criterion("the parameters of plain AdamW on the mean gradient", 1, _zero1_values, on=("",)),
-        Criterion("another optimizer", 1, _zero1_values, on=("other",)),
-        Criterion("a second model, any layout", 1, _zero1_values, on=("again",)),
+        Criterion(
+            "the parameters of plain SGD on the mean gradient", 1, _zero1_values, on=("other",)
+        ),
+        Criterion("the same with AdamW", 1, _zero1_values, on=("",)),
+        Criterion("several models, few parameters, any layout", 1, _zero1_values, on=("again",)),
         Criterion("a rank keeps the states of its share alone", 3, _zero1_states),
         Criterion("sends no more than an all-reduce", 2, _zero1_traffic),
     ),

@@ -36,7 +36,7 @@ def _shard_cases(rng: torch.Generator) -> list[Case]:
         dtype = torch.float64 if other else torch.float32
         models = [
             [torch.randn(b, a, generator=rng, dtype=dtype) / a**0.5 for a, b in pairwise(widths)]
-            for widths in ((SECOND, WIDTHS) if other else (WIDTHS,))
+            for widths in ((SECOND, WIDTHS, SECOND) if other else (WIDTHS,))
         ]
         inputs = [
             {
@@ -50,7 +50,7 @@ def _shard_cases(rng: torch.Generator) -> list[Case]:
         ]
         return Case(f"{world_name(world)}{says}", inputs, kind)
 
-    other = ", two models in float64, transposed weights"
+    other = ", three models in float64, transposed weights"
     return [case(3), case(4), case(2), case(1), case(4, "other", other)]
 
 
@@ -232,14 +232,27 @@ def _clip_cases(rng: torch.Generator) -> list[Case]:
 
     long = "too long, three times"
     return [
-        case(3, [0.5, 3.0, 1.0], long),
+        _between(case(3, [0.5, 3.0, 1.0], long), 0.02),
         case(4, [2.0, 1.0, 0.1], long),
         case(2, [1.0, 2.0, 0.7], long),
         case(1, [1.0, 2.0, 0.7], long),
-        _short(case(3, [1e4, 5.0, 2.0], "short enough, exactly at the limit, zero", "short")),
+        _between(
+            _short(case(3, [1e4, 5.0, 2.0], "short enough, at the limit, zero", "short")), 1.0
+        ),
         case(4, [1.0, 1e4, 2.0], "with replicated parameters", "replicated", same=(2, 1, 1)),
         case(2, [0.5, 2.0], "with replicated parameters", "replicated", same=(3, 0)),
     ]
+
+
+def _between(case: Case, times: float) -> Case:
+    """One more call: the first one's gradients, `times` as long, and a limit between their norm and
+    its square.
+    """
+    shards = [[times * t for t in rank["calls"][0]["shards"]] for rank in case.inputs]
+    norm = torch.cat([t.flatten() for own in shards for t in own]).norm().item()
+    for rank, own in zip(case.inputs, shards, strict=True):
+        rank["calls"].append({"shards": own, "replicated": [], "max_norm": norm**1.5})
+    return case
 
 
 def _short(case: Case) -> Case:

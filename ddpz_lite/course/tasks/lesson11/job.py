@@ -290,9 +290,11 @@ class _Waited:
 
 
 def prefetch(
-    answer: Callable[..., Any], *, rows: list[list[torch.Tensor]], x: torch.Tensor
+    answer: Callable[..., Any], *, rows: list[list[torch.Tensor]], x: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """rows: of units, for each unit this rank's shard. One row after the other is run on x."""
+    """rows: of units, for each unit this rank's shard. One row after the other is run,
+    each on its x.
+    """
     kept = Kept(x=x)
     outputs, logs = [], []
     for number, shards in enumerate(rows):
@@ -301,7 +303,7 @@ def prefetch(
         names = [f"unit {i}" if number == 0 else f"unit {number}.{i}" for i in range(len(shards))]
         units = [_Unit(n, s, there, logs[-1]) for n, s in zip(names, shards, strict=True)]
         given = list(units)
-        outputs.append(answer(given, x))
+        outputs.append(answer(given, x[number]))
     return {"outputs": outputs, "logs": logs, "changed": kept.changed()}
 
 

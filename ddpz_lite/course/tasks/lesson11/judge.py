@@ -238,7 +238,10 @@ def _zero3_cases(rng: torch.Generator) -> list[Case]:
         def block(widths: tuple[int, ...]) -> list[torch.Tensor]:
             return [t for a, b in pairwise(widths) for t in (drawn(b) / 4, drawn(b, a) / a**0.5)]
 
-        models = [[block(w) for w in m] for m in ((BLOCKS, OTHER_BLOCKS) if other else (BLOCKS,))]
+        models = [
+            [block(w) for w in m]
+            for m in ((BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS) if other else (BLOCKS,))
+        ]
         blocks = [block for model in models for block in model]
         nudges = [[_nudges(rng, b, world, 0.2) for b in blocks] for _ in BATCHES]
         inputs = [
@@ -253,7 +256,7 @@ def _zero3_cases(rng: torch.Generator) -> list[Case]:
         ]
         return Case(f"{world_name(world)}{says}", inputs, kind)
 
-    other = ", two models in float16, transposed weights"
+    other = ", three models in float16, transposed weights"
     return [case(3), case(4), case(2), case(1), case(3, "other", other)]
 
 
@@ -508,7 +511,7 @@ ZERO3 = Task(
 
 def _prefetch_cases(rng: torch.Generator) -> list[Case]:
     def case(*units: int, world: int) -> Case:
-        x = torch.randn(4, generator=rng)
+        x = [torch.randn(4, generator=rng) for _ in units]
         inputs = [
             {"rows": [[torch.randn(3, generator=rng) for _ in range(n)] for n in units], "x": x}
             for _ in range(world)
@@ -516,7 +519,7 @@ def _prefetch_cases(rng: torch.Generator) -> list[Case]:
         counts = " and then ".join(map(str, units))
         return Case(f"{world_name(world)}, {counts} units", inputs)
 
-    return [case(5, 2, world=2), case(4, 1, 6, world=3), case(1, world=1), case(2, 3, world=4)]
+    return [case(5, 2, 5, world=2), case(4, 1, 6, world=3), case(1, world=1), case(2, 3, world=4)]
 
 
 def _names(case: Case) -> list[list[str]]:
@@ -529,7 +532,7 @@ def _names(case: Case) -> list[list[str]]:
 
 def _prefetch_values(seen: Observed) -> str | None:
     for row, names in enumerate(_names(seen.case)):
-        y = seen.case.inputs[0]["x"]
+        y = seen.case.inputs[0]["x"][row]
         for index in range(len(names)):
             full = torch.cat([rank["rows"][row][index] for rank in seen.case.inputs])
             y = torch.tanh(y * full.mean() + full.sum())

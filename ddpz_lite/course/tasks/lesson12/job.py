@@ -48,11 +48,14 @@ def hybrid_step(
     models: list[torch.Tensor],
     node: int,
     steps: list[list[torch.Tensor]],
-    lr: float,
+    rates: list[float],
+    again: int,
 ) -> dict[str, Any]:
-    """models: of each, all weights, flat. steps: for each, this rank's gradient of each model."""
+    """models: of each, all weights, flat. steps: for each, this rank's gradient of each model;
+    rates: the lr of each. again: another `node`, for a second object over the first model.
+    """
     holding = Holding([*models, *(g for step in steps for g in step)])
-    kept = Kept(models=models, steps=steps)
+    kept, begun = Kept(models=models, steps=steps), models[0].clone()
     with holding, span("build"):
         made = [answer(weights, node) for weights in models]
 
@@ -60,7 +63,7 @@ def hybrid_step(
         return [one.shard.detach().clone() for one in made]
 
     got: dict[str, Any] = {"begun": shards(), "held": [holding.now()], "shards": [], "whole": []}
-    for gradients in steps:
+    for gradients, lr in zip(steps, rates, strict=True):
         for one, gradient in zip(made, gradients, strict=True):
             with holding, span("gather"):
                 whole = one.gather()
@@ -71,6 +74,9 @@ def hybrid_step(
                 one.step(gradient, lr)
         got["shards"].append(shards())
         got["held"].append(holding.now())
+    with span("again"):
+        other = answer(begun, again)
+        got["again"] = [other.shard.detach().clone(), other.gather().detach().clone()]
     return got | {"changed": kept.changed()}
 
 
@@ -80,16 +86,18 @@ def int8_gather(
     shards: list[torch.Tensor],
     nudges: list[torch.Tensor],
     block: int,
+    other: int,
 ) -> dict[str, Any]:
     """shards: this rank's, gathered one after the other. nudges: what is then added to the last of
-    them, and it is gathered again.
+    them, and it is gathered again; at last once more, in blocks of `other` values.
     """
     masters = [shard.clone() for shard in shards]
     gathered, forms, changed = [], [], []
+    holding = Holding(masters)
 
-    def ask(master: torch.Tensor) -> None:
+    def ask(master: torch.Tensor, block: int = block) -> None:
         kept = Kept(shard=master)
-        with span("gather"):
+        with holding, span("gather"):
             whole = answer(master, block)
         changed.extend(kept.changed())
         if isinstance(whole, torch.Tensor) and whole is not master:
@@ -106,4 +114,6 @@ def int8_gather(
     for nudge in nudges:
         masters[-1] += nudge
         ask(masters[-1])
-    return {"gathered": gathered, "changed": changed, "masters": masters}
+    ask(masters[-1], other)
+    held = [holding.now()]
+    return {"gathered": gathered, "changed": changed, "masters": masters, "held": held}

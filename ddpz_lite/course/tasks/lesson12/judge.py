@@ -11,6 +11,7 @@ from torch import nn
 from ddpz_lite.course.check.compare import close, differs
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
     explain,
     holds_at_most,
     padded_shards,
@@ -23,6 +24,7 @@ from ddpz_lite.wire import Record
 
 # -- 12.agree_on_overflow --------------------------------------------------------------------------
 
+LARGE = "The square of 1e25 is not finite in float32: in which dtype are squares added up?"
 INF, NAN = float("inf"), float("nan")
 STEPS = 5
 
@@ -75,11 +77,24 @@ def _agree_cases(rng: torch.Generator) -> list[Case]:
         case(4, "no overflow, growth after 3", {}, kind="scale", interval=3),
         case(2, "gradients around 1e25", {}, kind="size", times=1e25),
         case(4, "gradients that are a little too short", {2: [(3, INF)]}, kind="size", max_norm=20),
+        case(2, "gradients of zero", {}, kind="size", times=0.0),
+        _squared(case(2, "a limit between the norm and its square", {}, kind="size")),
     ]  # fmt: skip
-    both = [case(2, "two runs in turn", bad, kind="scale") for bad in ({1: [(0, INF)]}, {})]
+    both = [
+        case(2, "two runs in turn", bad, kind="scale", max_norm=limit)
+        for bad, limit in (({1: [(0, INF)]}, 1.0), ({}, 0.25))
+    ]
     for first, second in zip(both[0].inputs, both[1].inputs, strict=True):
         first["runs"] += second["runs"]
     return [*cases, both[0]]
+
+
+def _squared(case: Case) -> Case:
+    """With a limit that the norms of all steps stay below, and none of their squares."""
+    norms = [sum(n**2 for n in _norms(case, 0, step)) ** 0.5 for step in range(STEPS)]
+    for rank in case.inputs:
+        rank["runs"][0]["max_norm"] = 1.1 * max(norms)
+    return case
 
 
 def _finite(case: Case, run: int, step: int) -> list[bool]:
@@ -140,7 +155,8 @@ def _agree_step(case: Case, run: int, step: int, rank: int, now: dict[str, Any])
             f"{finite.index(False)} were not. All ranks step, or none does."
         )
     if not stepped and all(finite):
-        return f"{what} did not step, and all gradients of all ranks were finite."
+        told = f"{what} did not step, and all gradients of all ranks were finite."
+        return f"{told} {LARGE}" if _norms(case, run, step)[rank] > 1e19 else told
     if not now["cleared"]:
         return f"{what} left gradients behind; the next backward would add to them."
     return _agree_values(case, run, step, rank, now["weights"])
@@ -297,8 +313,8 @@ AGREE = Task(
 
 # -- 12.hybrid_step --------------------------------------------------------------------------------
 
-LR = 0.5
-HYBRID_STEPS = 3
+RATES = (0.5, 0.2, 0.8)  # of the steps
+HYBRID_STEPS = len(RATES)
 
 
 def _hybrid_cases(rng: torch.Generator) -> list[Case]:
@@ -314,7 +330,8 @@ def _hybrid_cases(rng: torch.Generator) -> list[Case]:
                 "models": models,
                 "node": node,
                 "steps": [gradients() for _ in range(HYBRID_STEPS)],
-                "lr": LR,
+                "rates": list(RATES),
+                "again": 1 if node > 1 else world,
             }
             for _ in range(world)
         ]
@@ -327,6 +344,7 @@ def _hybrid_cases(rng: torch.Generator) -> list[Case]:
         case(4, 2, 777, 4, 3, kind="other", says=" in float64"),
         case(4, 4, 1001, kind="edge"),
         case(4, 1, 1000, kind="edge"),
+        case(6, 2, 101, kind="edge"),
         case(3, 3, 1000, kind="edge"),
         case(2, 2, 333, kind="edge"),
         case(1, 1, 55, kind="edge"),
@@ -360,6 +378,20 @@ def _hybrid_values(seen: Observed) -> str | None:
                     return wrong
                 if wrong := _hybrid_shard(case, model, step, rank, got["shards"][step][model]):
                     return wrong
+    return _hybrid_again(seen)
+
+
+def _hybrid_again(seen: Observed) -> str | None:
+    """A second object with another `node`."""
+    given = seen.case.inputs[0]
+    node, weights = given["again"], given["models"][0]
+    for rank, got in enumerate(seen.data):
+        what = f"With nodes of {world_name(node)} in the same run, rank {rank}'s shard"
+        shard, whole = got["again"]
+        if wrong := explain(shard, padded_shards([weights], node)[rank % node], what, {}):
+            return wrong
+        if wrong := differs(whole, weights, f"{what}s are right, and what it gathered"):
+            return wrong
     return None
 
 
@@ -368,7 +400,7 @@ def _hybrid_history(case: Case, model: int, steps: int, how: Any = None) -> torc
     weights = case.inputs[0]["models"][model].clone()
     for step in range(steps):
         gradients = torch.stack([rank["steps"][step][model] for rank in case.inputs])
-        weights = weights - LR * (gradients.mean(0) if how is None else how(gradients))
+        weights = weights - RATES[step] * (gradients.mean(0) if how is None else how(gradients))
     return weights
 
 
@@ -380,7 +412,7 @@ def _hybrid_shard(case: Case, model: int, step: int, rank: int, got: Any) -> str
     def cut(how: Any = None) -> torch.Tensor:
         begun = _hybrid_history(case, model, step)
         gradients = torch.stack([r["steps"][step][model] for r in case.inputs])
-        moved = begun - LR * (gradients.mean(0) if how is None else how(gradients))
+        moved = begun - RATES[step] * (gradients.mean(0) if how is None else how(gradients))
         return padded_shards([moved], node)[rank % node]
 
     mistakes = {}
@@ -442,6 +474,8 @@ def _hybrid_traffic(seen: Observed) -> str | None:
     nodes, whole = world // node, sum(_shares(case)) * node
     far_most = HYBRID_STEPS * 2 * sum(_shares(case)) * (nodes - 1) / nodes
     near_most = HYBRID_STEPS * 2 * whole * (node - 1) / node
+    if wrong := all_in_spans(seen):
+        return wrong
     slack = 32 * HYBRID_STEPS  # for lengths that do not divide
     for rank in range(world):
         calls = [*seen.calls(rank, "gather"), *seen.calls(rank, "step")]
@@ -477,7 +511,7 @@ HYBRID = Task(
     criteria=(
         Criterion("2 nodes of 2: as one process with all gradients", 2, _hybrid_values, on=("",)),
         Criterion("float64, three models", 1, _hybrid_values, on=("other",)),
-        Criterion("one node; nodes of one rank; 1 to 4 ranks", 1, _hybrid_values, on=("edge",)),
+        Criterion("one node; nodes of one rank; three nodes", 1, _hybrid_values, on=("edge",)),
         Criterion("replicas agree bit for bit; inputs stay", 1, _replicas),
         Criterion("holds Ψ/S and nothing more", 1, _hybrid_memory, on=("", "edge")),
         Criterion(
@@ -520,13 +554,13 @@ def _int8_cases(rng: torch.Generator) -> list[Case]:
             if change is not None:
                 change(shards, rank)
             nudges = [1e-3 * torch.randn(sizes[-1], generator=rng).to(dtype) for _ in range(rounds)]
-            inputs.append({"shards": shards, "nudges": nudges, "block": block})
+            inputs.append({"shards": shards, "nudges": nudges, "block": block, "other": block // 2})
         return Case(f"{world_name(world)}, {says}", inputs, kind)
 
     def odd(shards: list[torch.Tensor], rank: int) -> None:
         shards[0][:64] = 0.0
         shards[0][100] = 1e6 if rank == 1 else -1e6
-        shards[1] *= 1e-9
+        shards[1] *= 1e-20
 
     return [
         case(4, f"{ROUNDS} rounds on 1,000 values", 1000, rounds=ROUNDS),
@@ -547,8 +581,16 @@ def _history(case: Case) -> list[list[torch.Tensor]]:
         own = list(inputs["shards"])
         for nudge in inputs["nudges"]:
             own.append(own[-1] + nudge)
+        own.append(own[-1])  # in other blocks
         every.append(own)
     return [list(shards) for shards in zip(*every, strict=True)]
+
+
+def _block(case: Case, number: int) -> int:
+    """Values per scale of a gather."""
+    inputs = case.inputs[0]
+    last = len(inputs["shards"]) + len(inputs["nudges"])
+    return inputs["other"] if number == last else inputs["block"]
 
 
 def _blocks(shard: torch.Tensor, block: int) -> torch.Tensor:
@@ -562,7 +604,6 @@ def _scales(shard: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _int8_values(seen: Observed) -> str | None:
-    block = seen.case.inputs[0]["block"]
     for rank, got in enumerate(seen.data):
         if got["changed"]:
             return (
@@ -581,7 +622,9 @@ def _int8_values(seen: Observed) -> str | None:
                 return f"{what} holds values that are not finite. What is the scale of zeros?"
             parts = now.split(len(shards[0]))
             for owner, (part, shard) in enumerate(zip(parts, shards, strict=True)):
-                if wrong := _int8_part(seen.case, number, owner, part, shard, block):
+                if wrong := _int8_part(
+                    seen.case, number, owner, part, shard, _block(seen.case, number)
+                ):
                     return f"{what}: {wrong}"
     return None
 
@@ -627,7 +670,9 @@ def _int8_same(seen: Observed) -> str | None:
             f"Rank {exact[0]} has its own shard exactly, and the others have it rounded: ranks "
             "compute with different weights. Round your own part, too."
         )
-    return same_on_all_ranks(seen, lambda got: got["gathered"])
+    return same_on_all_ranks(seen, lambda got: got["gathered"]) or holds_at_most(
+        seen, lambda got: got["held"], 64, "after the last call, a few numbers"
+    )
 
 
 def _exact(got: Any, rank: int, shards: list[torch.Tensor]) -> bool:
@@ -641,6 +686,8 @@ def _exact(got: Any, rank: int, shards: list[torch.Tensor]) -> bool:
 
 def _int8_bytes(seen: Observed) -> str | None:
     world = seen.case.world
+    if wrong := all_in_spans(seen):
+        return wrong
     plain = sum((world - 1) * shards[0].numel() * 4 for shards in _history(seen.case))
     for rank in range(world):
         sent = seen.sent(rank, "gather")
@@ -660,7 +707,7 @@ def _int8_calls(seen: Observed) -> str | None:
         if count > gathers:
             return (
                 f"Rank {rank} made {count} calls for {gathers} gathers. Each has its latency: can "
-                "steps and scales travel in one message? `scales.view(torch.int8)` are their bytes."
+                "steps and scales travel in one message?"
             )
     return None
 
@@ -676,7 +723,10 @@ INT8 = Task(
         Criterion("off by half a step of its block, 20 rounds long", 2, _int8_values, on=("",)),
         Criterion("zeros, outliers, tiny ones, few, float64", 1, _int8_values, on=("odd", "few")),
         Criterion(
-            "the same bits everywhere; the shard stays", 2, _int8_same, on=("", "odd", "few")
+            "the same bits everywhere; the shard stays; nothing is kept",
+            2,
+            _int8_same,
+            on=("", "odd", "few"),
         ),
         Criterion("at most 0.30 of the bytes of float32", 2, _int8_bytes, on=("",)),
         Criterion("steps and scales in one message", 1, _int8_calls),

@@ -35,46 +35,68 @@ class _Torn:
 class Disk:
     """A folder that all ranks see; what others have written is there after a barrier.
 
+    Its methods are closures: how long this rank has to live is in none of its attributes.
+    """
+
+    __slots__ = ("barrier", "names", "read", "remove", "rename", "write")
+
+
+def _disk(
+    files: dict[str, Any], kill_at: int | None = None
+) -> tuple[Disk, Callable[[str], list[str]], dict[str, Any]]:
+    """(the disk, the job's way to meet the others, what is seen).
+
     kill_at: this rank is killed in its operation of that number, from 0; None: never. A write that
     is killed leaves a torn file; a rename or removal is done whole or not at all. Two ranks that
     change one file between two barriers get a RuntimeError: which of them comes first is chance.
+
+    seen: "files", as they were at the last meeting; "operations", of every rank so far; "dead", the
+    ranks that have died, as all others saw it.
     """
+    seen: dict[str, Any] = {"files": files, "operations": [0] * dist.get_world_size(), "dead": []}
+    local, log = dict(files), []
+    left, dead = kill_at, False
 
-    def __init__(self, files: dict[str, Any], kill_at: int | None = None) -> None:
-        self._base = files
-        self._files, self._log = dict(files), []
-        self._left, self._dead = kill_at, False
-
-    def write(self, name: str, value: Any) -> None:
-        """Write a tensor or plain data to a file; what was there is lost with the first byte."""
-        self._do("write", name, deepcopy(value))
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once; a file that had this name is replaced."""
-        self._there(old)
-        self._do("rename", old, new)
-
-    def remove(self, name: str) -> None:
-        """Remove a file."""
-        self._there(name)
-        self._do("remove", name)
-
-    def read(self, name: str) -> Any:
-        """What is in a file. Raises ValueError if it was only half written."""
-        self._there(name)
-        if isinstance(self._files[name], _Torn):
-            raise ValueError(f"{name} is half a file: its writer was killed")
-        return deepcopy(self._files[name])
-
-    def names(self) -> list[str]:
-        """The names of all files."""
-        return sorted(self._files)
-
-    def barrier(self) -> None:
-        """Wait for all ranks; from here on each sees what all have done before."""
-        if self._dead:
+    def there(name: str) -> None:
+        if dead:
             raise _Killed
-        states = self._meet(BARRIER)
+        if name not in local:
+            raise FileNotFoundError(f"there is no file {name}")
+
+    def do(*operation: Any) -> None:
+        nonlocal left, dead
+        if left == 0 and not dead:
+            dead = True
+            if operation[0] == "write":
+                log.append(("write", operation[1], _Torn()))
+        if dead:
+            raise _Killed
+        left = None if left is None else left - 1
+        log.append(operation)
+        _apply(local, operation)
+
+    def meet(state: str) -> list[str]:
+        """Tell the others how this rank is; returns how all are, and learns what they have done."""
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (state, log))
+        _one_rank_each([log for _, log in every])
+        now = dict(seen["files"])
+        for rank, (_, operations) in enumerate(every):
+            seen["operations"][rank] += len(operations)
+            for operation in operations:
+                _apply(now, operation)
+        log.clear()
+        local.clear()
+        local.update(now)
+        seen["files"] = now
+        seen["dead"] = [rank for rank, (state, _) in enumerate(every) if state == DEAD]
+        return [state for state, _ in every]
+
+    def barrier() -> None:
+        """Wait for all ranks; from here on each sees what all have done before."""
+        if dead:
+            raise _Killed
+        states = meet(BARRIER)
         others = [rank for rank, state in enumerate(states) if state != BARRIER]
         if any(states[rank] in (DEAD, STOPPED) for rank in others):
             raise _Gone("a rank has died, and this one waits for it in barrier()")
@@ -84,34 +106,35 @@ class Disk:
                 "without it: all ranks must enter a save and a load"
             )
 
-    def _there(self, name: str) -> None:
-        if self._dead:
-            raise _Killed
-        if name not in self._files:
-            raise FileNotFoundError(f"there is no file {name}")
+    def write(name: str, value: Any) -> None:
+        """Write a tensor or plain data to a file; what was there is lost with the first byte."""
+        do("write", name, deepcopy(value))
 
-    def _do(self, *operation: Any) -> None:
-        if self._left == 0 and not self._dead:
-            self._dead = True
-            if operation[0] == "write":
-                self._log.append(("write", operation[1], _Torn()))
-        if self._dead:
-            raise _Killed
-        self._left = None if self._left is None else self._left - 1
-        self._log.append(operation)
-        _apply(self._files, operation)
+    def rename(old: str, new: str) -> None:
+        """Give a file another name, at once; a file that had this name is replaced."""
+        there(old)
+        do("rename", old, new)
 
-    def _meet(self, state: str) -> list[str]:
-        """Tell the others how this rank is; returns how all are, and learns what they have done."""
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, (state, self._log))
-        _one_rank_each([log for _, log in every])
-        self._base, self._log = dict(self._base), []
-        for _, log in every:
-            for operation in log:
-                _apply(self._base, operation)
-        self._files = dict(self._base)
-        return [state for state, _ in every]
+    def remove(name: str) -> None:
+        """Remove a file."""
+        there(name)
+        do("remove", name)
+
+    def read(name: str) -> Any:
+        """What is in a file. Raises ValueError if it was only half written."""
+        there(name)
+        if isinstance(local[name], _Torn):
+            raise ValueError(f"{name} is half a file: its writer was killed")
+        return deepcopy(local[name])
+
+    def names() -> list[str]:
+        """The names of all files."""
+        return sorted(local)
+
+    disk = Disk()
+    for method in (barrier, names, read, remove, rename, write):
+        setattr(disk, method.__name__, method)
+    return disk, meet, seen
 
 
 def _one_rank_each(logs: list[list[tuple[Any, ...]]]) -> None:
@@ -138,10 +161,10 @@ def _apply(files: dict[str, Any], operation: tuple[Any, ...]) -> None:
         del files[name]
 
 
-def _run(disk: Disk, call: Callable[[], Any]) -> tuple[Any, bool, bool]:
+def _run(meet: Callable[[str], list[str]], call: Callable[[], Any]) -> tuple[Any, bool]:
     """call() on every rank, until all have come back or died.
 
-    Returns what it gave, whether it came back on this rank, and whether a rank has died.
+    Returns what it gave, and whether it came back on this rank.
     """
     state, result = DONE, None
     try:
@@ -150,9 +173,9 @@ def _run(disk: Disk, call: Callable[[], Any]) -> tuple[Any, bool, bool]:
         state = DEAD
     except _Gone:
         state = STOPPED
-    while BARRIER in (states := disk._meet(state)):
+    while BARRIER in meet(state):
         pass
-    return result, state == DONE, DEAD in states
+    return result, state == DONE
 
 
 def atomic_save(
@@ -161,10 +184,11 @@ def atomic_save(
     shards: list[torch.Tensor],
     steps: list[int],
 ) -> dict[str, Any]:
-    """shards: what this rank saves at each of `steps`, four of them.
+    """shards: what this rank saves at each of `steps`, five of them.
 
-    Two saves go well, the third is killed: on the first rank and then on the last, at each
-    operation in turn. What remains is loaded, then the fourth is saved and loaded.
+    Two saves go well, the third is killed: on the first rank, a middle one and the last, at each
+    operation in turn. What remains is loaded; the fourth is killed, too, where another rank is to
+    die; then the fifth is saved and loaded.
     """
     kept = Kept(shards=shards)
     begun: dict[str, Any] = {}
@@ -173,14 +197,20 @@ def atomic_save(
         begun = _save(answer, begun, step, shard)[0]
         first.append(_load(answer, begun))
     rounds = []
-    for victim in sorted({0, dist.get_world_size() - 1}):  # those between are like the last
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for victim in sorted({0, world // 2, world - 1}):
         for k in range(ROUNDS):
-            kill_at = k if dist.get_rank() == victim else None
-            files, back, killed = _save(answer, begun, steps[2], shards[2], kill_at)
+            kill_at = k if rank == victim else None
+            files, back, seen = _save(answer, begun, steps[2], shards[2], kill_at)
+            killed = victim in seen["dead"]
             found = {"victim": victim, "k": k, "killed": killed, "back": back}
+            found["operations"] = seen["operations"][victim]
             found["crash"] = _load(answer, files)
             found["there"] = _tensors(files)
-            files = _save(answer, files, steps[3], shards[3])[0]
+            kill_at = k // 2 if rank == 0 else None  # rank 0 has the most operations
+            files, _, seen = _save(answer, files, steps[3], shards[3], kill_at)
+            found |= {"again": 0 in seen["dead"], "second": _load(answer, files)}
+            files = _save(answer, files, steps[4], shards[4])[0]
             found |= {"later": _load(answer, files), "end": _tensors(files)}
             rounds.append(found)
             if not killed:
@@ -200,15 +230,21 @@ def _save(
     step: int,
     shard: torch.Tensor,
     kill_at: int | None = None,
-) -> tuple[dict[str, Any], bool, bool]:
-    disk = Disk(files, kill_at)
-    _, back, killed = _run(disk, lambda: answer(disk).save(step, shard))
-    return disk._base, back, killed
+) -> tuple[dict[str, Any], bool, dict[str, Any]]:
+    disk, meet, seen = _disk(files, kill_at)
+
+    def save() -> None:
+        checkpoints = answer(disk)
+        answer(_disk({})[0])  # of another run, which keeps nothing that belongs to this one
+        checkpoints.save(step, shard)
+
+    _, back = _run(meet, save)
+    return seen["files"], back, seen
 
 
 def _load(answer: Callable[..., Any], files: dict[str, Any]) -> Any:
     """What load() gives: [step, shard], None, or the words of the error that it met on the disk."""
-    disk = Disk(files)
+    disk, meet, _ = _disk(files)
 
     def load() -> Any:
         try:
@@ -216,7 +252,7 @@ def _load(answer: Callable[..., Any], files: dict[str, Any]) -> Any:
         except (FileNotFoundError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
-    return _run(disk, load)[0]
+    return _run(meet, load)[0]
 
 
 def _tensors(files: dict[str, Any]) -> list[torch.Tensor]:
@@ -235,26 +271,33 @@ def _tensors(files: dict[str, Any]) -> list[torch.Tensor]:
 # ---- 13.reshard ----
 
 
+def _reader(files: list[dict[str, torch.Tensor]]) -> tuple[Callable[..., Any], list[list[Any]]]:
+    """(read(rank, key, start, stop), what has been read: a key and a number of elements)."""
+    taken: list[list[Any]] = []
+
+    def read(rank: int, key: str, start: int, stop: int) -> torch.Tensor:
+        if not 0 <= rank < len(files):
+            raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
+        shard = files[rank][key]
+        if not 0 <= start <= stop <= len(shard):
+            raise ValueError(
+                f"rank {rank} saved {len(shard)} elements of {key}, and {start}:{stop} were "
+                "asked for"
+            )
+        taken.append([key, stop - start])
+        return shard[start:stop].clone()
+
+    return read, taken
+
+
 def reshard(answer: Callable[..., Any], *, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
     """checkpoints: "files", by the rank that wrote it, {key: (shard,)}; "saved", [name, numel] in
     the order in which they lie end to end; "names", in the order in which they are to lie now.
     """
     results, reads, changed = [], [], []
     for checkpoint in checkpoints:
-        files, taken = checkpoint["files"], []
-
-        def read(rank: int, key: str, start: int, stop: int, files=files, taken=taken) -> Any:
-            if not 0 <= rank < len(files):
-                raise ValueError(f"{len(files)} ranks saved, and rank {rank} was asked for")
-            shard = files[rank][key]
-            if not 0 <= start <= stop <= len(shard):
-                raise ValueError(
-                    f"rank {rank} saved {len(shard)} elements of {key}, and {start}:{stop} were "
-                    "asked for"
-                )
-            taken.append([key, stop - start])
-            return shard[start:stop].clone()
-
+        files = checkpoint["files"]
+        read, taken = _reader(files)
         keys = list(files[0])
         kept = Kept(saved=checkpoint["saved"], names=checkpoint["names"], keys=keys)
         saved = dict(checkpoint["saved"])
@@ -284,18 +327,25 @@ class _Counting(nn.Module):
         return x - self.mean
 
 
-def _new_run(start: dict[str, torch.Tensor], seed: int, lr: float) -> SimpleNamespace:
+def _rate(step: int) -> float:
+    """The schedule's factor of the first learning rate."""
+    return 0.5 ** (step // 3)
+
+
+def _new_run(
+    start: dict[str, torch.Tensor], seed: int, lr: float, momentum: float
+) -> SimpleNamespace:
     """A training run at its beginning; seed: of this rank's global generator."""
     model = nn.Sequential(
         nn.Linear(SIZES[0], SIZES[1]), _Counting(), nn.Dropout(0.4), nn.Linear(SIZES[1], 1)
     )
     model.load_state_dict(start)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     torch.manual_seed(seed)
     return SimpleNamespace(
         model=model,
         optimizer=optimizer,
-        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5),  # it counts by itself
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, _rate),  # from the first rate
         dice=torch.Generator(),
         order=[],
         at=0,
@@ -351,7 +401,7 @@ def resume(
     and what both are after a kill, with `other` weights. The run is saved in each step, goes on,
     and is then resumed from each save.
     """
-    run = _new_run(start, seeds[0], lr)
+    run = _new_run(start, seeds[0], lr, 0.9)
     run.dice.manual_seed(seeds[1])
     files, after, changed = [], [], []
 
@@ -368,7 +418,7 @@ def resume(
     whole = _go_on(run, data, steps, save)
     resumed = []
     for file in files:
-        run = _new_run(other, seeds[2], 7.0)
+        run = _new_run(other, seeds[2], 7.0, 0.2)
         run.dice.manual_seed(seeds[3])
         answer.load(run, torch.load(io.BytesIO(file), weights_only=True))
         look = _look(run)

@@ -13,13 +13,13 @@ from ddpz_lite.course.check.vocabulary import explain, silent, unchanged, world_
 
 # -- 13.atomic_save --------------------------------------------------------------------------------
 
-OLDEST, GOOD, KILLED, LATER = range(4)  # the four saves of the job
+OLDEST, GOOD, KILLED, AGAIN, LATER = range(5)  # the saves of the job
 
 
 def _save_cases(rng: torch.Generator) -> list[Case]:
-    def case(world: int, other: bool = False) -> Case:
-        first = int(torch.randint(1, 90, (), generator=rng))
-        steps = [first, first + 3, first + 17, first + 1000]
+    def case(world: int, other: bool = False, first: int = 0) -> Case:
+        first = first or int(torch.randint(1, 90, (), generator=rng))
+        steps = [first, first + 3, first + 17, first + 400, first + 1000]
         dtype = torch.float16 if other else torch.float32
 
         def shard(rank: int) -> torch.Tensor:
@@ -30,7 +30,7 @@ def _save_cases(rng: torch.Generator) -> list[Case]:
         says = ", shards of another shape on each rank, in float16" if other else ""
         return Case(world_name(world) + says, inputs, "other" if other else "", timeout=30.0)
 
-    return [case(3), case(1), case(2), case(4), case(2, other=True)]
+    return [case(3), case(1), case(2, first=9_990), case(4), case(2, True, 99_999_990)]
 
 
 def _loaded(seen: Observed, rank: int, got: Any, wanted: int | None) -> str | None:
@@ -75,7 +75,24 @@ def _rounds(seen: Observed) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 TORN = "half a file"
 
 
+def _unseen(seen: Observed) -> str | None:
+    """Where a rank was to be killed in each of its operations, and was not."""
+    for rank, data in enumerate(seen.data):
+        for victim in {found["victim"] for found in data["rounds"]}:
+            rounds = [found for found in data["rounds"] if found["victim"] == victim]
+            killed, last = [found for found in rounds if found["killed"]], rounds[-1]
+            if last["killed"] or not 0 < len(killed) == last["operations"]:
+                return (
+                    f"Rank {rank} saw {len(killed)} kills of rank {victim}, whose save has "
+                    f"{last['operations']} operations on this disk: nothing shows that a save "
+                    "survives one."
+                )
+    return None
+
+
 def _save_kills(seen: Observed) -> str | None:
+    if wrong := _unseen(seen):
+        return wrong
     steps = seen.case.inputs[0]["steps"]
     for words, found in _rounds(seen):
         crashes = [one["crash"] for one in found]
@@ -94,7 +111,21 @@ def _save_kills(seen: Observed) -> str | None:
         for rank, got in enumerate(crashes):
             if wrong := _loaded(seen, rank, got, newest):
                 return f"{words}. Then {wrong}."
+        if wrong := _second(seen, found, newest):
+            return f"{words}. In the next save rank 0 was killed, too. Then {wrong}."
     return None
+
+
+def _second(seen: Observed, found: list[dict[str, Any]], before: int) -> str | None:
+    """What was loaded after the next save, in which rank 0 may have been killed."""
+    seconds = [one["second"] for one in found]
+    if error := next((got for got in seconds if isinstance(got, str)), None):
+        return f"load() met {error}"
+    steps = seen.case.inputs[0]["steps"]
+    first = seconds[0][0] if isinstance(seconds[0], list) and seconds[0] else None
+    newest = AGAIN if first == steps[AGAIN] or not found[0]["again"] else before
+    told = (_loaded(seen, rank, got, newest) for rank, got in enumerate(seconds))
+    return next(filter(None, told), None)
 
 
 def _why(seen: Observed, found: list[dict[str, Any]], got: str) -> str:
@@ -201,8 +232,10 @@ ATOMIC_SAVE = Task(
 # -- 13.reshard ------------------------------------------------------------------------------------
 
 SIZES = {"head": 7, "norm": 1, "body": 23, "bias": 4}
+OTHER_SIZES = {"head": 5, "norm": 3, "body": 9, "bias": 11}
 TINY = {"scale": 2}
 KEYS = {"parameter": torch.float32, "exp_avg": torch.bfloat16, "exp_avg_sq": torch.float64}
+OTHER_KEYS = {"parameter": torch.float32, "momentum": torch.bfloat16, "drift": torch.float64}
 NEXT = ["body", "bias", "head", "norm"]
 
 
@@ -217,10 +250,12 @@ def _flats(checkpoint: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _reshard_cases(rng: torch.Generator) -> list[Case]:
-    def checkpoint(sizes: dict[str, int], world: int, names: list[str]) -> dict[str, Any]:
+    def checkpoint(
+        sizes: dict[str, int], world: int, names: list[str], keys: dict[str, Any] = KEYS
+    ) -> dict[str, Any]:
         shard = -(-sum(sizes.values()) // world)
         files: list[dict[str, torch.Tensor]] = [{} for _ in range(world)]
-        for key, dtype in KEYS.items():
+        for key, dtype in keys.items():
             flat = torch.full((shard * world,), 77.0, dtype=dtype)
             flat[: sum(sizes.values())] = torch.randn(sum(sizes.values()), generator=rng).to(dtype)
             for file, part in zip(files, flat.split(shard), strict=True):
@@ -231,6 +266,10 @@ def _reshard_cases(rng: torch.Generator) -> list[Case]:
         some = [checkpoint(SIZES, old, NEXT if kind else [*SIZES]) for old in olds]
         if not kind:
             some.append(checkpoint(TINY, olds[0], [*TINY]))
+            some.append(checkpoint(OTHER_SIZES, olds[0], [*SIZES]))
+            some.append(checkpoint(SIZES, olds[0], [*SIZES], OTHER_KEYS))
+        else:
+            some.append(checkpoint(SIZES, olds[0], NEXT[::-1]))
         says = f"{' and '.join(map(str, olds))} to {world_name(new)}"
         says += ", in another order" if kind else ""
         return Case(says, [{"checkpoints": some}] * new, kind)

@@ -12,6 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ddpz_lite.course.check.beside import Holding, Kept
 from ddpz_lite.wire import span
 
+TIMES = 1.0, 1.5  # the weights of each of two pipelines of the same shapes
+
 
 class Stage(nn.Module):
     """Two linear layers and a tanh; it notes each forward and backward, and counts what is alive.
@@ -24,7 +26,8 @@ class Stage(nn.Module):
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(w.clone()) for w in weights)
         self.events: list[list[Any]] = []
-        self.alive, self._inside = 0, []
+        self.alive = 0
+        self._inside: list[StorageWeakRef] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         number = sum(kind == "F" for kind, _ in self.events)
@@ -44,20 +47,32 @@ def one_f_one_b(
 ) -> dict[str, Any]:
     """weights: of this rank's stage, (width, hidden) and (hidden, next width).
 
-    steps: for each call "shapes" of what enters this stage, "inputs" and "targets" (None where the
+    steps: for each call which "stage" of two, "shapes" of what enters this stage, "inputs" and
+    "targets" (None where the
     rank has none). Gradients are not cleared between calls.
     """
-    stage, calls = Stage(weights), []
+    stages = [Stage([w * times for w in weights]) for times in TIMES]
+    calls = []
     kept = Kept(steps=[{k: v for k, v in step.items() if v is not None} for step in steps])
     for number, step in enumerate(steps):
+        stage = stages[step["stage"]]
         stage.events, stage.alive = [], 0
         with span(f"step {number}"):
             said = answer(stage, step["shapes"], step["inputs"], step["targets"])
         gradients = [None if w.grad is None else w.grad.clone() for w in stage.weights]
         calls.append(
-            {"said": said, "grads": gradients, "events": stage.events, "alive": stage.alive}
+            {
+                "said": said,
+                "grads": gradients,
+                "events": stage.events,
+                "alive": stage.alive,
+            }
         )
-    same = all(torch.equal(w, own) for w, own in zip(weights, stage.weights, strict=True))
+    same = all(
+        torch.equal(w * times, own)
+        for times, stage in zip(TIMES, stages, strict=True)
+        for w, own in zip(weights, stage.weights, strict=True)
+    )
     return {"calls": calls, "changed": kept.changed() + ([] if same else ["stage"])}
 
 
@@ -82,6 +97,7 @@ def column_row(
         module = answer(*whole)
     del whole  # a view of it would keep it
     held = [holding.now()]
+    answer(*[torch.zeros_like(w) for w in weights])  # and another one, after
     own = {name: p.detach().clone() for name, p in module.named_parameters()}
     calls = []
     for x, gradient, wanted in zip(inputs, upstream, needs, strict=True):

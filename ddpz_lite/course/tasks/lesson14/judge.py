@@ -11,13 +11,15 @@ import torch
 from ddpz_lite.course.check.compare import whole
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
     explain,
     explain_number,
     holds_at_most,
     unchanged,
+    waited_for,
     world_name,
 )
-from ddpz_lite.course.tasks.lesson14.job import NAMES
+from ddpz_lite.course.tasks.lesson14.job import NAMES, TIMES
 
 # -- 14.one_f_one_b --------------------------------------------------------------------------------
 
@@ -35,6 +37,7 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
         dtype: torch.dtype = torch.float32,
         kind: str = "",
         says: str = "",
+        stages: Sequence[int] = (0, 0, 0, 0, 0),
     ) -> Case:
         widths = WIDTHS[: world + 1]
         inputs = []
@@ -42,7 +45,10 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
             shapes = [[[n, widths[rank]] for n in step] for step in rows]
             weights = [drawn(widths[rank], HIDDEN, dtype=dtype)]
             weights += [drawn(HIDDEN, widths[rank + 1], dtype=dtype)]
-            steps = [{"shapes": s, "inputs": None, "targets": None} for s in shapes]
+            steps = [
+                {"shapes": s, "inputs": None, "targets": None, "stage": stages[number_]}
+                for number_, s in enumerate(shapes)
+            ]
             inputs.append({"weights": weights, "steps": steps})
         for number_, step in enumerate(rows):
             into = [drawn(n, widths[0], dtype=dtype) for n in step]
@@ -59,6 +65,16 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
         case(4, (3, 5), kind="few"),
         case(2, (3, 1, 4, 2, 6), dtype=torch.float64, kind="other", says=" of float64"),
         case(3, (2,), (4, 1, 2, 2), kind="again"),
+        case(
+            2,
+            (3, 1),
+            (3, 1),
+            (1, 3),
+            (3, 1),
+            kind="again",
+            says=", in two pipelines",
+            stages=(0, 0, 0, 1),
+        ),
     ]
 
 
@@ -71,7 +87,8 @@ def _mean_of_all(squares: list[torch.Tensor]) -> torch.Tensor:
 
 def _outputs(case: Case, step: int) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
     """The parameters of all stages, and the squared errors of each micro-batch, in one process."""
-    weights = [[w.clone().requires_grad_() for w in rank["weights"]] for rank in case.inputs]
+    times = TIMES[case.inputs[0]["steps"][step]["stage"]]
+    weights = [[(times * w).requires_grad_() for w in rank["weights"]] for rank in case.inputs]
     into, onto = case.inputs[0]["steps"][step], case.inputs[-1]["steps"][step]
     squares = []
     for x, target in zip(into["inputs"], onto["targets"], strict=True):
@@ -139,7 +156,8 @@ def _pipe_gradient(case: Case, rank: int, index: int, step: int, gradient: Any) 
     def reference(steps: Sequence[int], loss: Parts) -> Callable[[], Any]:
         return lambda: _reference(case, rank, index, steps, loss)
 
-    so_far = range(step + 1)
+    asked = case.inputs[0]["steps"]
+    so_far = [n for n in range(step + 1) if asked[n]["stage"] == asked[step]["stage"]]
     mistakes = {words: reference(so_far, loss) for words, loss in LOSSES.items()}
     if step:
         mistakes["is that of this step alone: what .grad held before must stay in it."] = reference(
@@ -220,6 +238,8 @@ def _pipe_live(seen: Observed) -> str | None:
 
 
 def _pipe_traffic(seen: Observed) -> str | None:
+    if wrong := all_in_spans(seen) or waited_for(seen):
+        return wrong
     case = seen.case
     dtype = str(case.inputs[0]["weights"][0].dtype).removeprefix("torch.")
     for rank in range(case.world):
@@ -325,9 +345,9 @@ def _mlp_cases(rng: torch.Generator) -> list[Case]:
             3,
             OTHER_H,
             "again",
-            ", called three times",
-            shapes=((7,), (2, 3), (4,)),
-            needs=(True, True, False),
+            ", called four times",
+            shapes=((7,), (2, 3), (4,), (7,)),
+            needs=(True, True, False, True),
         ),
     ]
 
@@ -549,6 +569,8 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
         case("few layers, few heads",
              [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9, far=8 * GB),
               _job(layers=6, heads=2, nodes=2, per_node=4, memory=40 * GB, near=10 * GB)]),
+        case("three nodes of three", [_job(layers=27, heads=9, nodes=3, per_node=3, batch=27),
+             _job(layers=9, heads=27, nodes=3, per_node=9, batch=54, params=5 * 10**9)]),
         case("one device, a tight fit, and a model that fits nowhere",
              [_job(nodes=1, per_node=1, params=10**9), exact, _job(params=10**12)], "edge"),
     ]  # fmt: skip
@@ -679,6 +701,9 @@ def _place_numbers(seen: Observed) -> str | None:
         activations = _needs(job, plan) - 16 * job["params"] / (p * size["tensor"])
         mistakes = {
             "is without the activations.": _needs(job, plan) - activations,
+            "counts the activations of all m micro-batches; min(p, m) are live.": (
+                _needs(job, plan) - activations + activations * m / min(p, m)
+            ),
             "counts the activations of one micro-batch; min(p, m) are live.": (
                 _needs(job, plan) - activations * (1 - 1 / min(p, m))
             ),

@@ -16,50 +16,52 @@ from ddpz_lite.course.check.beside import Kept
 COST = 1e-5  # seconds that a send and a receive take by themselves
 
 
-class _Host:
-    """A host with a clock of its own, in a world whose time is kept in numbers.
+def _host(
+    base: float, rate: float, delays: list[list[float]], pause: float
+) -> tuple[tuple[Callable[..., Any], ...], Callable[[], dict[str, Any]]]:
+    """(clock, send, recv and rest of a host in a world whose time is kept in numbers, its report).
 
     base, rate: its clock shows base + rate * time. delays: by receiver, the seconds that this
-    host's messages to it travel, in turn; they begin again at the end.
+    host's messages to it travel, in turn; they begin again at the end. All are closures: what the
+    time really is stands in no attribute.
     """
+    time, sent = 0.0, [0] * len(delays)
 
-    def __init__(self, base: float, rate: float, delays: list[list[float]], pause: float) -> None:
-        self.time = 0.0
-        self.base, self.rate, self.delays, self.pause = base, rate, delays, pause
-        self.sent = [0] * len(delays)
+    def clock() -> float:
+        return base + rate * time
 
-    def clock(self) -> float:
-        return self.base + self.rate * self.time
-
-    def send(self, value: float, to: int) -> None:
+    def send(value: float, to: int) -> None:
         """Send a number to a rank; it takes it with recv()."""
-        delays = self.delays[to]
-        arrives = self.time + COST + delays[self.sent[to] % len(delays)]
-        self.sent[to] += 1
+        nonlocal time
+        arrives = time + COST + delays[to][sent[to] % len(delays[to])]
+        sent[to] += 1
         dist.send(torch.tensor([float(value), arrives], dtype=torch.float64), to)
-        self.time += COST
+        time += COST
 
-    def recv(self, sender: int) -> float:
+    def recv(sender: int) -> float:
         """Wait for the next number of a rank."""
+        nonlocal time
         box = torch.empty(2, dtype=torch.float64)
         dist.recv(box, sender)
         value, arrives = box.tolist()
-        self.time = max(self.time, arrives) + COST
+        time = max(time, arrives) + COST
         return value
 
-    def rest(self) -> None:
+    def rest() -> None:
         """Let some time pass."""
-        self.time += self.pause
+        nonlocal time
+        time += pause
+
+    return (clock, send, recv, rest), lambda: {"time": time, "sent": list(sent)}
 
 
 def offsets(answer: Callable[..., Any], *, hosts: list[dict[str, Any]]) -> dict[str, Any]:
     """hosts: what this rank's host is, in each of several worlds, one after the other."""
     found = []
     for about in hosts:
-        host = _Host(**about)
-        got = answer(host.clock, host.send, host.recv, host.rest)
-        found.append({"got": [float(value) for value in got], "time": host.time})
-        found[-1]["sent"] = list(host.sent)
+        functions, report = _host(**about)
+        got = answer(*functions)
+        found.append({"got": [float(value) for value in got], **report()})
     return {"found": found}
 
 
@@ -99,17 +101,17 @@ def trains(
     *,
     weights: list[Tensor],
     steps: list[list[tuple[Tensor, Tensor]]],
-    rate: float,
-    max_norm: float,
+    rates: list[float],
+    limits: list[float],
 ) -> dict[str, Any]:
     """weights: (in, hidden) and (hidden,), the same on all ranks. steps: of each step this rank's
-    micro-batches, (n, in) and (n,).
+    micro-batches, (n, in) and (n,), its rate and its max_norm.
     """
     kept = Kept(steps=[list(pair) for step in steps for pair in step])
     weights = [w.clone().requires_grad_() for w in weights]
     losses, after, left = [], [], 0
-    for batches in steps:
-        losses.append(answer(weights, batches, rate, max_norm))
+    for batches, rate, limit in zip(steps, rates, limits, strict=True):
+        losses.append(answer(weights, batches, rate, limit))
         left += sum(w.grad is not None for w in weights)
         after.append([w.detach().clone() for w in weights])
     told = [_number(x) for x in losses]

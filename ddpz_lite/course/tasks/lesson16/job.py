@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 from ddpz_lite.course.check.beside import Kept
 from ddpz_lite.wire import span
@@ -21,10 +22,12 @@ def hierarchical(
     kept = Kept(nodes=nodes)
     with span("groups"):
         reduce = answer(nodes)
+    groups = [len(c10d._world.pg_map)]
     for number, tensor in enumerate(tensors):
         with span(f"call {number}"):
             reduce(tensor)
-    return {"tensors": tensors, "changed": kept.changed()}
+        groups.append(len(c10d._world.pg_map))
+    return {"tensors": tensors, "changed": kept.changed(), "groups": groups}
 
 
 def halving_doubling(answer: Callable[..., Any], *, tensors: list[torch.Tensor]) -> dict[str, Any]:

@@ -13,7 +13,14 @@ import torch
 from ddpz_lite.course.check.chance import apart
 from ddpz_lite.course.check.compare import close
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
-from ddpz_lite.course.check.vocabulary import explain, unchanged, world_name
+from ddpz_lite.course.check.vary import one_at_a_time
+from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
+    explain,
+    unchanged,
+    waited_for,
+    world_name,
+)
 from ddpz_lite.course.tasks.lesson16.page import CAPSTONE
 from ddpz_lite.wire import Record
 from ddpz_lite.wire.cost import collective
@@ -64,6 +71,7 @@ def _sums(seen: Observed, number: int) -> str | None:
                 power * right
             )
         rtol = 0.05 if tensor_is(tensor, torch.bfloat16) else None
+        mistakes = {words: value for words, value in mistakes.items() if value.shape == right.shape}
         told = explain(tensor, right, f"Rank {rank}'s tensor", mistakes, rtol=rtol)
         if told is None:
             continue
@@ -143,7 +151,21 @@ def _part(seen: Observed, number: int) -> tuple[int, int, int, int]:
     return tensor.numel() * size, -(-tensor.numel() // local) * size, many, local
 
 
+def _groups(seen: Observed) -> str | None:
+    """Groups are made once, and `nodes` stays."""
+    for rank, got in enumerate(seen.data):
+        first, *later = got["groups"]
+        if any(count > first for count in later):
+            return (
+                f"Rank {rank} made groups in all_reduce: hierarchical() makes them once, and each "
+                "new group costs connections."
+            )
+    return unchanged(seen)
+
+
 def _far(seen: Observed, number: int) -> str | None:
+    if wrong := all_in_spans(seen):
+        return wrong
     _, part, many, local = _part(seen, number)
     size = seen.case.inputs[0]["tensors"][number].element_size()
     # gloo's ring: unequal shares of a part that 2M does not divide
@@ -164,7 +186,8 @@ def _far(seen: Observed, number: int) -> str | None:
             f"node. Each rank of a node has a link; each takes {most:,} bytes if it carries 1/L."
         )
     return (
-        f"{told}; 2(n/L)(M-1)/M is {most:,}. What crosses must be cut first: each rank of a node "
+        f"{told}; 2(n/L)(M-1)/M is {most:,}. Do the groups follow `nodes`, in whatever order ranks "
+        "were dealt? And what crosses must be cut first: each rank of a node "
         "takes another part of the tensor to the other nodes."
     )
 
@@ -197,7 +220,7 @@ HIERARCHICAL = Task(
         Criterion("any length and dtype", 1, _each_call(_sums), on=("uneven",)),
         Criterion("2(n/L)(M-1)/M to other nodes, by every rank", 3, _each_call(_far)),
         Criterion("2n(L-1)/L inside the node", 1, _each_call(_near)),
-        Criterion("`nodes` is left as it is", 1, unchanged),
+        Criterion("groups are made once, and `nodes` is left as it is", 1, _groups),
     ),
     hints=(
         "A rank needs two groups: who is with it on its node? And who, on the other nodes, carries "
@@ -242,6 +265,8 @@ def _power(world: int) -> int:
 
 
 def _only_messages(seen: Observed) -> str | None:
+    if wrong := all_in_spans(seen) or waited_for(seen):
+        return wrong
     for rank in range(seen.case.world):
         for op in seen.ops(rank):
             if op not in ("send", "recv"):
@@ -324,15 +349,23 @@ NETS, PORTS = (2, 250), (20_000, 30_000)
 
 
 def _plan_cases(rng: torch.Generator) -> list[Case]:
-    def plan(job: str, *processes: int, interface: str = "eth1") -> dict[str, Any]:
+    def plan(
+        job: str, *processes: int, interface: str = "eth1", each: bool = False
+    ) -> dict[str, Any]:
+        """each: every node has another name for its interface."""
         net, port = (int(torch.randint(*ends, (), generator=rng)) for ends in (NETS, PORTS))
         nodes = [
-            {"address": f"10.{net}.0.{10 + 3 * k}", "interface": interface, "gpus": gpus}
+            {
+                "address": f"10.{net}.0.{10 + 3 * k}",
+                "interface": f"{interface}{k}" if each else interface,
+                "gpus": gpus,
+            }
             for k, gpus in enumerate(processes)
         ]
-        script = "train.py --stage 3 --text 'my book.txt'"
+        script = f"train.py --stage {port % 4} --text 'my book {port}.txt'"
         return {"nodes": nodes, "script": script, "job": job, "port": port}
 
+    (varied,) = one_at_a_time([plan("first", 4, 4)], [plan("other", 2, 2, interface="ens3")])
     first = plan("a7", 4, 4)
     second = first | {"job": "b-2", "port": first["port"] + 1}
     return [
@@ -343,6 +376,8 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
             "two clusters, one after the other",
             [{"plans": [plan("x", 4, 4), plan("y", 2, 2, 2, interface="ib0")]}],
         ),
+        Case("the same plan with other words", [{"plans": varied}]),
+        Case("interfaces that differ", [{"plans": [plan("cables", 2, 2, each=True)]}]),
         Case("nodes of 8 and 4 GPUs", [{"plans": [plan("mixed", 8, 4)]}], "unequal"),
         Case("two jobs on the same nodes", [{"plans": [first, second]}], "two"),
     ]
@@ -560,6 +595,9 @@ def _two_jobs(seen: Observed) -> str | None:
             f"Both jobs have --rdzv-id {ids[0]}: a node that comes to the wrong port is let in. "
             "The id must come from `job`."
         )
+    for plan, name in zip(plans, ids, strict=True):
+        if plan["job"] not in str(name) and not both[0][0].static:
+            return f"The job {plan['job']} has --rdzv-id {name}: its name is the id's to say."
     return None
 
 

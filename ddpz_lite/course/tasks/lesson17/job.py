@@ -11,7 +11,8 @@ from torch import nn
 from ddpz_lite.course.check.beside import Kept
 
 OPTIMIZERS = {
-    "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1, "eps": 1e-3, "maximize": False}),
+    "Adam": (torch.optim.Adam, {"lr": 0.05, "weight_decay": 0.3, "eps": 1e-2, "maximize": True}),
     "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
 }
 
@@ -22,19 +23,8 @@ def each(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict
     return {"answers": [answer(**question) for question in questions], "changed": kept.changed()}
 
 
-def repair(
-    answer: Callable[..., Any],
-    *,
-    weights: list[list[torch.Tensor]],
-    noise: list[list[list[torch.Tensor]]],
-    optimizer: str,
-) -> dict[str, Any]:
-    """weights: this rank's own, for each call of the answer and parameter.
-
-    noise: for each call, step and parameter. A gradient is this rank's noise, and half the weight
-    as it is when it is asked for: who does not bring the new weights back gets other gradients.
-    """
-    kind, options = OPTIMIZERS[optimizer]
+def _recorded(kind: type) -> tuple[type, list[torch.optim.Optimizer]]:
+    """The optimizer class, and a list of all of its instances that will be made."""
     made: list[torch.optim.Optimizer] = []
 
     class Recorded(kind):
@@ -43,23 +33,42 @@ def repair(
             made.append(self)
 
     Recorded.__name__ = Recorded.__qualname__ = kind.__name__
+    return Recorded, made
+
+
+def _backward(
+    parameters: list[nn.Parameter], steps: list[list[torch.Tensor]]
+) -> tuple[Callable[[int], None], list[int]]:
+    """backward(step), and a list of the steps that it was asked for."""
+    counted: list[int] = []
+
+    def backward(step: int) -> None:
+        counted.append(step)
+        for parameter, drawn in zip(parameters, steps[step], strict=True):
+            parameter.grad = drawn + 0.5 * parameter.detach()
+
+    return backward, counted
+
+
+def repair(
+    answer: Callable[..., Any],
+    *,
+    weights: list[list[torch.Tensor]],
+    noise: list[list[list[torch.Tensor]]],
+    optimizers: list[str],
+) -> dict[str, Any]:
+    """weights: this rank's own, for each call of the answer and parameter; optimizers: of each.
+
+    noise: for each call, step and parameter. A gradient is this rank's noise, and half the weight
+    as it is when it is asked for: who does not bring the new weights back gets other gradients.
+    """
     after, states, asked = [], [], []
-    for own, steps in zip(weights, noise, strict=True):
+    for own, steps, name in zip(weights, noise, optimizers, strict=True):
+        kind, options = OPTIMIZERS[name]
         parameters = [nn.Parameter(w.clone()) for w in own]
-        counted: list[int] = []
-
-        def backward(
-            step: int,
-            parameters: list[nn.Parameter] = parameters,
-            steps: list[list[torch.Tensor]] = steps,
-            counted: list[int] = counted,
-        ) -> None:
-            counted.append(step)
-            for parameter, drawn in zip(parameters, steps[step], strict=True):
-                parameter.grad = drawn + 0.5 * parameter.detach()
-
-        made.clear()
-        answer(parameters, backward, len(steps), Recorded, **options)
+        recorded, made = _recorded(kind)
+        backward, counted = _backward(parameters, steps)
+        answer(parameters, backward, len(steps), recorded, **options)
         kept = [item for o in made for state in o.state.values() for item in state.items()]
         states.append([t.numel() for name, t in kept if torch.is_tensor(t) and name != "step"])
         after.append([p.detach().clone() for p in parameters])

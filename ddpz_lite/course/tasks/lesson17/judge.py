@@ -11,6 +11,7 @@ from ddpz_lite.course.check.compare import close, differs, number
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vocabulary import (
     ops_of_all,
+    padded_shards,
     same_on_all_ranks,
     sent_by_all,
     unchanged,
@@ -29,7 +30,9 @@ def _repair_cases(rng: torch.Generator) -> list[Case]:
     def case(
         world: int, optimizer: str = "AdamW", kind: str = "", dtype: torch.dtype = torch.float32
     ) -> Case:
-        calls = (SHAPES, OTHER) if kind == "again" else (SHAPES,)
+        calls = (SHAPES, OTHER, OTHER, OTHER) if kind == "again" else (SHAPES,)
+        lengths = (STEPS, STEPS, STEPS - 2, STEPS)  # two calls have the same shapes
+        kinds = [optimizer, optimizer, optimizer, "Adam"]
 
         def drawn(shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
             return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
@@ -37,12 +40,15 @@ def _repair_cases(rng: torch.Generator) -> list[Case]:
         inputs = [
             {
                 "weights": [drawn(shapes) for shapes in calls],
-                "noise": [[drawn(shapes) for _ in range(STEPS)] for shapes in calls],
-                "optimizer": optimizer,
+                "noise": [
+                    [drawn(shapes) for _ in range(length)]
+                    for shapes, length in zip(calls, lengths, strict=False)
+                ],
+                "optimizers": kinds[: len(calls)],
             }
             for _ in range(world)
         ]
-        more = {"again": ", two models in turn", "double": " in float64"}.get(kind, "")
+        more = {"again": ", four calls in turn", "double": " in float64"}.get(kind, "")
         return Case(f"{world_name(world)}, {optimizer}{more}", inputs, kind)
 
     return [
@@ -68,14 +74,14 @@ def _trained(
     start: whose weights a rank begins with. reduce: the ranks' gradients of a parameter, and the
     rank -> what it steps on; by default their mean.
     """
-    kind, options = OPTIMIZERS[case.inputs[0]["optimizer"]]
+    kind, options = OPTIMIZERS[case.inputs[0]["optimizers"][call]]
     world = case.world
     models = [
         [torch.nn.Parameter(w.clone()) for w in case.inputs[start(rank)]["weights"][call]]
         for rank in range(world)
     ]
     plain = [kind(model, **options) for model in models]
-    for step in range(STEPS):
+    for step in range(len(case.inputs[0]["noise"][call])):
         gradients = [
             [
                 drawn + 0.5 * p.detach()
@@ -96,13 +102,13 @@ def _trained(
 
 def _averaged_weights(case: Case, call: int) -> list[list[torch.Tensor]]:
     """The parameters if ranks step alone and average weights after each step."""
-    kind, options = OPTIMIZERS[case.inputs[0]["optimizer"]]
+    kind, options = OPTIMIZERS[case.inputs[0]["optimizers"][call]]
     models = [
         [torch.nn.Parameter(w.clone()) for w in case.inputs[0]["weights"][call]]
         for _ in range(case.world)
     ]
     plain = [kind(model, **options) for model in models]
-    for step in range(STEPS):
+    for step in range(len(case.inputs[0]["noise"][call])):
         for rank, (model, optimizer) in enumerate(zip(models, plain, strict=True)):
             noise = case.inputs[rank]["noise"][call][step]
             for p, drawn in zip(model, noise, strict=True):
@@ -116,6 +122,27 @@ def _averaged_weights(case: Case, call: int) -> list[list[torch.Tensor]]:
     return [[p.detach() for p in model] for model in models]
 
 
+def _mixed_start(case: Case, call: int) -> list[list[torch.Tensor]]:
+    """The parameters if each rank's shard is cut from weights of its own, with no broadcast."""
+    kind, options = OPTIMIZERS[case.inputs[0]["optimizers"][call]]
+    own = [rank["weights"][call] for rank in case.inputs]
+    shards = [padded_shards(own[rank], case.world)[rank] for rank in range(case.world)]
+    sizes = [w.numel() for w in own[0]]
+    mixed = torch.cat(shards)[: sum(sizes)].split(sizes)
+    model = [torch.nn.Parameter(m.view_as(w).clone()) for m, w in zip(mixed, own[0], strict=True)]
+    plain = kind(model, **options)
+    for step in range(len(case.inputs[0]["noise"][call])):
+        for index, p in enumerate(model):
+            parts = [
+                case.inputs[rank]["noise"][call][step][index]
+                + 0.5 * (p.detach() if step else own[rank][index])
+                for rank in range(case.world)
+            ]
+            p.grad = sum(parts) / case.world
+        plain.step()
+    return [[p.detach() for p in model]] * case.world
+
+
 MISTAKES: dict[str, Callable[[Case, int], list[list[torch.Tensor]]]] = {
     "each rank trained alone, from weights of its own: nothing was sent that mattered.": (
         lambda case, call: _trained(case, call, start=lambda r: r, reduce=lambda g, r: g[r])
@@ -125,6 +152,9 @@ MISTAKES: dict[str, Callable[[Case, int], list[list[torch.Tensor]]]] = {
     ),
     "the ranks began with weights of their own. Rank 0's must come to all before the first step.": (
         lambda case, call: _trained(case, call, start=lambda r: r)
+    ),
+    "each rank cut its shard out of weights of its own: bring rank 0's to all ranks first.": (
+        _mixed_start
     ),
     "the gradients were added up, not averaged.": (
         lambda case, call: _trained(case, call, reduce=lambda g, r: sum(g))
@@ -137,11 +167,12 @@ MISTAKES: dict[str, Callable[[Case, int], list[list[torch.Tensor]]]] = {
 
 def _repair_values(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
-        if bad := [steps for steps in got["asked"] if steps != list(range(STEPS))]:
-            return (
-                f"Rank {rank} called backward for the steps {bad[0]}, and "
-                f"{list(range(STEPS))} were expected: each step once, in order."
-            )
+        for steps, noise in zip(got["asked"], seen.case.inputs[0]["noise"], strict=True):
+            if steps != list(range(len(noise))):
+                return (
+                    f"Rank {rank} called backward for the steps {steps}, and "
+                    f"{list(range(len(noise)))} were expected: each step once, in order."
+                )
     for call in range(len(seen.case.inputs[0]["weights"])):
         right = _trained(seen.case, call)
         for rank, got in enumerate(seen.data):
@@ -175,7 +206,8 @@ def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]
         return "a parameter never moved. Do the updated shards come back into all parameters?"
     off = max((a - b).abs().max().item() for a, b in zip(mine, right, strict=True))
     return (
-        f"the parameters are off by up to {off:.2g} from plain {seen.case.inputs[0]['optimizer']} "
+        f"the parameters are off by up to {off:.2g} from plain "
+        f"{seen.case.inputs[0]['optimizers'][call]} "
         "on the mean gradient. Are all shards updated, and gathered before the next backward?"
     )
 
@@ -192,7 +224,7 @@ def _repair_bits(seen: Observed) -> str | None:
 
 
 def _repair_states(seen: Observed) -> str | None:
-    kinds = 2 if seen.case.inputs[0]["optimizer"] == "AdamW" else 1
+    kinds = 1 if "SGD" in seen.case.inputs[0]["optimizers"][0] else 2
     for call, weights in enumerate(seen.case.inputs[0]["weights"]):
         psi, world = sum(w.numel() for w in weights), seen.case.world
         cut = sum(-(-w.numel() // world) for w in weights)  # who cuts each parameter pads each
@@ -215,10 +247,11 @@ def _repair_traffic(seen: Observed) -> str | None:
     if said := _repair_states(seen):
         return f"Traffic counts once the states are sharded. {said}"
     world, most = seen.case.world, 0
-    for weights in seen.case.inputs[0]["weights"]:
+    for call, weights in enumerate(seen.case.inputs[0]["weights"]):
+        steps = len(seen.case.inputs[0]["noise"][call])
         cut = sum(-(-w.numel() // world) for w in weights) * world  # padded
         size = weights[0].element_size()
-        most += (STEPS * 2 + 1) * (world - 1) * cut * size  # and the broadcast at the start
+        most += (steps * 2 + 1) * (world - 1) * cut * size  # and the broadcast at the start
     sent = sent_by_all(seen)
     if sent <= most:
         return None
@@ -372,7 +405,11 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
     moves = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
     return [
         Case("sums", [{"questions": asked(sums, (2, 3, 4))}]),
-        Case("copies and pieces", [{"questions": asked(moves, (2, 3, 4)) + roots(3)}], "moves"),
+        Case(
+            "copies and pieces",
+            [{"questions": asked(moves, (2, 3, 4)) + roots(2) + roots(3) + roots(4)}],
+            "moves",
+        ),
         Case(
             "two ways that fit",
             [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, dealt)]}],

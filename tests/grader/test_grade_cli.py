@@ -316,7 +316,7 @@ def test_every_command_of_the_manual_exists(root, page):
     text = (root / "exercises" / page).read_text(encoding="utf-8")
     commands = re.findall(r"^ *(?:\.venv/bin/)?ddpz (.*)$", text, re.M)
     commands += re.findall(r"`ddpz ([^`]+)`", text)
-    commands = [words for words in commands if words.split()[0] != "grade" or len(words) > 6]
+    commands = [words for words in commands if words != "grade"]  # the command's name alone
     assert len(commands) >= 6
     for words in commands:
         assert _parser().parse_args(words.split()).command, words

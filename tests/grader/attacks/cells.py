@@ -105,7 +105,7 @@ fake.differs = fake.close = lambda *a, **k: None
 sys.modules["ddpz_lite.course.check.compare"] = sys.modules["ddpz_lite.course.check.score"] = fake
 """)  # fmt: skip
 add(5, "a packer of one's own", "pass", """
-import ddpz_lite.course.check.data, ddpz_lite.grade.job as jobs
+import ddpz_lite.course.check.data, ddpz_lite.course.check.job as jobs
 jobs.pack = ddpz_lite.course.check.data.pack = lambda value: b"all points, please"
 """, statuses=("refused",))  # fmt: skip
 add(5, "a group that claims less than it sends", "wrong(gradients, samples)", """

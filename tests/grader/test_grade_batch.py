@@ -158,7 +158,7 @@ def test_python_that_looks_like_a_magic_is_not_one(exercise, source):
     [
         ("def f(:\n  pass", "wrong", "Python cannot read the answer, in line 1: invalid syntax."),
         ("x = 1\0", "wrong", "Python cannot read the answer: source code string cannot contain"),
-        ("x = '\ud800'", "refused", "characters that are no text"),
+        ("x = '\ud800'", "refused", "characters that are not text"),
         ("-" * 40_000 + "1", "refused", "nested too deeply"),
     ],
 )

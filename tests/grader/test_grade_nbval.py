@@ -214,7 +214,7 @@ def test_without_a_sandbox_it_refuses(class_of, no_ranks, monkeypatch, course, c
     monkeypatch.setattr(command, "probe", lambda: Probe(False, "unshare: not permitted"))
     assert main(["grade", class_of(ada=SOLVED), "--nbval", "--out", "out"]) == 2
     said = capsys.readouterr().err
-    assert "--nbval: no sandbox can be had here, so nothing was graded. unshare" in said
+    assert "--nbval: no sandbox is possible here, so nothing was graded. unshare" in said
     assert "or without --nbval" in said and said.count("\n") == 1
     assert not (course / "out").exists()
 

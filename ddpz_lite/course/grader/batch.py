@@ -190,7 +190,7 @@ def _wanted(exercise: Pristine, tasks: Sequence[str] | None) -> set[str]:
 
 
 def _only(result: Grade | NotGraded, tasks: Sequence[str] | None) -> Grade | NotGraded:
-    """A grade without the tasks that nobody asked for."""
+    """A grade without the tasks that were not asked for."""
     if tasks is None or isinstance(result, NotGraded):
         return result
     return replace(result, verdicts=tuple(v for v in result.verdicts if v.task in tasks))

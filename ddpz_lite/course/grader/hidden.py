@@ -1,4 +1,4 @@
-"""A teacher's own judges, which students never see: more cases and criteria for tasks.
+"""A teacher's additional judges, hidden from students: more cases and criteria for tasks.
 
 `ddpz grade --hidden DIR` reads every DIR/*.py. Such a file holds
 

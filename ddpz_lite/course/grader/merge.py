@@ -1,6 +1,6 @@
-"""A student's answers in the pristine exercise: all that will run, and nothing else.
+"""A student's answers in the pristine exercise: exactly the code that will run.
 
-Only the sources of answer cells are taken, by id. What stands around them is the course's own.
+Only the sources of answer cells are taken, by id. All other cells are the course's.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read(source: str) -> tuple[str, str]:
         source.encode()
         ast.parse(source)
     except UnicodeEncodeError:
-        return "refused", "The answer holds characters that are no text."
+        return "refused", "The answer holds characters that are not text."
     except (RecursionError, MemoryError):
         return "refused", "The answer is nested too deeply to be read."
     except (SyntaxError, ValueError) as error:

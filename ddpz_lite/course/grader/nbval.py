@@ -1,7 +1,7 @@
-"""What nbval says about a merged notebook: for the student to read, and worth no point.
+"""nbval on a merged notebook: a report for the student to read, worth no points.
 
-The run is one process tree under the student's control, so nothing of its report is believed. It is
-read as data, with limits, and shown as text. Grades are made before, and elsewhere.
+The run is one process tree under the student's control, so its report is not trusted. It is read as
+data, with limits, and shown as text. Grades are made earlier, without it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _sent(one: HandIn, sender: Sender) -> HandIn:
 
 
 def _together(sent: Sequence[HandIn]) -> HandIn:
-    """What one student sent, in one hand-in: notes beside a notebook are no problem."""
+    """What one student sent, in one hand-in: notes next to a notebook are not a problem."""
     files = [file for one in sent for file in one.files]
     problems = [problem for one in sent for problem in one.problems]
     others = [other for one in sent for other in one.others]
@@ -112,7 +112,7 @@ def is_exercise(stem: str, names: Sequence[str]) -> bool:
 
 
 def _owner(place: str) -> str:
-    """Whose folder it is: a folder of the course is that of whoever has the checkout."""
+    """The folder's student: for a folder of the course, the folder that the checkout is in."""
     path = Path(place)
     while path.name in (*COURSE, *WORK):
         path = path.parent
@@ -165,13 +165,13 @@ def _rest(
     others: Sequence[str],
     problems: Sequence[tuple[str, str]],
 ) -> HandIn:
-    """What lies in a folder and names nobody: it is the folder's, or the zip's that it lies in."""
+    """Files that name no student: they are the folder's, or the surrounding zip's."""
     name = top.name if isinstance(folder, InZip) else _owner(folder.path)
     return HandIn(name, folder.path, folder.where, files, others, problems)
 
 
 def _only(contents: FolderContents, names: Sequence[str]) -> Folder | None:
-    """The only folder, where nothing beside it has a student's name."""
+    """The only folder, if nothing next to it has a student's name."""
     named = [one for one in contents.files if one.zipped or not is_exercise(one.stem, names)]
     return contents.folders[0] if len(contents.folders) == 1 and not named else None
 

@@ -41,7 +41,7 @@ small { color: var(--quiet); overflow-wrap: anywhere; } footer { margin-top: 2re
 
 
 def html(student: str, report: Report) -> str:
-    """A student's feedback as one HTML file, without scripts, that needs nothing beside it."""
+    """A student's feedback as one HTML file, without scripts, that needs no other file."""
     points = f"{report.points} of {report.out_of} points"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',

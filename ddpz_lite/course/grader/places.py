@@ -1,4 +1,4 @@
-"""Folders as they were handed in: what lies where. Nothing is opened here, and no link followed."""
+"""Folders of submissions: which file is where. No file is opened here, and no link followed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TOO_MANY = (
 )
 TOO_DEEP = f"folders are nested more than {DEPTH} deep; hand in the notebooks in one folder"
 
-# What tools make, and nobody hands in on purpose. Folders that begin with a dot are no work either.
+# Made by tools and never handed in on purpose. Folders that begin with a dot are skipped too.
 JUNK = ("__MACOSX", "__pycache__", "node_modules", "site-packages", "venv")
 JUNK_FILES = ("thumbs.db", "desktop.ini")
-# A copy of the whole course is known by its folders. Its own notebooks are nobody's answers.
+# A copy of the whole course is known by its folders. Its own notebooks are not answers.
 MY = "my"
 WORK = ("exercises", MY)  # where a learner works in it
 OURS = ("lessons", "solutions", "ddpz_lite")
@@ -171,7 +171,7 @@ def within(folder: Folder) -> FolderContents:
 
 
 def _copies(folder: Folder) -> FolderContents:
-    """What lies in my/: its exercises, and not its lessons, which are nobody's answers."""
+    """What lies in my/: its exercises, and not its lessons, which are not answers."""
     here = folder.contents
     found = FolderContents([], list(here.files), list(here.others), list(here.problems))
     for one in here.folders:

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made fit for a page, a table, a file's name.
+"""Text of others, made safe for a page, a table or a file name.
 
 Letters of every script stay as they are. What hides or reorders its neighbours does not.
 """
@@ -27,7 +27,7 @@ SENTENCE = 2000  # characters
 WHERE = 200  # characters of a path
 NAME = 64  # characters of a student's name
 NAME_BYTES = 120  # of it in UTF-8: a file's name of 255 has room for "-2" and ".03.json"
-IN_NAMES = "-_.@+ '’·・׳״"  # beside letters, marks and digits
+IN_NAMES = "-_.@+ '’·・׳״"  # besides letters, marks and digits
 JOINERS = "\u200c\u200d"  # invisible, and part of a letter behind a virama (RFC 5892, A.1 and A.2)
 VIRAMA = 9  # its combining class
 
@@ -74,7 +74,7 @@ def in_line(*texts: str) -> str:
 
 
 def in_path(text: str) -> str:
-    """A path that somebody else chose, in one line of print."""
+    """A path of others, in one line of print."""
     line = plain(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
     return line if len(line) <= WHERE else line[: WHERE - 3] + "..."
 

@@ -61,7 +61,7 @@ class _Bounded(io.FileIO):
 def unzipped(whole: NotebookFile, stack: ExitStack) -> InZip:
     """A zip as a folder. Raises NotTaken.
 
-    It stays open in `stack`: to open it anew for each notebook is to read its list each time.
+    It stays open in `stack`: opening it for each notebook would read its list each time.
     """
     try:
         if not os.path.lexists(whole.path):  # it lies in another zip

@@ -1,7 +1,7 @@
 """What runs nbval in a sandbox: starts pytest there, and sends its report. Decides nothing.
 
-An answer shares this sandbox and can change all of it. What is sent back is the report as it lies
-there, whoever wrote it.
+An answer shares this sandbox and can change all of it. The report is sent back unmodified,
+although an answer may have written it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddpz_lite.course.grader.sandbox.frames import FrameSocket
 
-# Neither files beside the notebook nor installed plugins have a say in how it is run.
+# Neither neighbouring files nor installed plugins influence how it is run.
 PYTEST = [
     *("-m", "pytest", "--nbval-lax", "--nbval-current-env", "--color=no", "--noconftest"),
     *("-c", "/dev/null", "--rootdir=/tmp", "-p", "no:cacheprovider"),

@@ -15,7 +15,7 @@ from ddpz_lite.course.grader.sandbox.frames import REQUEST, SOCKETS
 from ddpz_lite.course.grader.sandbox.handle import NoRanks, SandboxHandle
 from ddpz_lite.course.grader.sandbox.limits import Probe
 
-EXIT_TIMEOUT_S = 2.0  # seconds for the fork server to end by itself
+EXIT_TIMEOUT_S = 2.0  # seconds for the fork server to end without a signal
 PROBE_TIMEOUT_S = 20.0  # seconds to try a sandbox out
 SERVER, ISOLATION = (f"{__package__}.{name}" for name in ("server", "isolation"))
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")

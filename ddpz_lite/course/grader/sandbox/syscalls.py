@@ -98,7 +98,7 @@ FCNTL_SIGNS = {  # of fcntl's commands
     "F_SET_RW_HINT": 1036,
 }
 # The size of a socket's buffers, which no process holds; other options of these numbers (of TCP,
-# say) are nobody's either.
+# say) are not needed either.
 SETSOCKOPT = (54, 208)
 BUFFERS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
 CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)

@@ -15,8 +15,8 @@ def memory(pid: int, enough: int) -> int:
 
     Memory that processes share counts too, and what lies in sockets; that of files does not, which
     the system can take back. Pages that a fork shares count once for each process in the quick
-    reading, so that is only trusted up to `enough`; beyond it, every page is divided by those who
-    share it.
+    reading, so that is only trusted up to `enough`; beyond it, every page is divided by the
+    number of processes that share it.
     """
     processes, queued = list(family(pid)), _queued(pid)
     quick = queued + sum(map(_resident, processes))
@@ -52,7 +52,7 @@ def _proportional(pid: int) -> int:
 
 
 def _queued(pid: int) -> int:
-    """Bytes that can lie in sockets, if `pid` has a network of its own.
+    """Bytes that can lie in sockets, if `pid` has a separate network namespace.
 
     They are in the system's memory, in no process. A socket counts as full until what it sent has
     been read, also after it was closed.
@@ -69,5 +69,5 @@ def _queued(pid: int) -> int:
 
 @functools.cache
 def _buffer() -> int:
-    """Bytes that a socket holds before who sends has to wait; `syscalls` keeps it at that."""
+    """Bytes that a socket holds before the sender must wait; `syscalls` prevents a larger one."""
     return int(Path("/proc/sys/net/core/wmem_default").read_text())

@@ -29,7 +29,7 @@ AS_THEY_ARE = (
     "pyproject.toml",
     "requirements.lock",
 )
-WORDS = ("README.md", "GLOSSARY.md", "map.svg", "lesson.png")  # of lessons/
+WORDS = ("README.md", "GLOSSARY.md", "lesson.png")  # of lessons/
 TEMPLATES = Path("course", "cli", "student")  # in ddpz_lite/
 TEACHERS = "## If you teach"  # from here on exercises/README.md is not for students
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")

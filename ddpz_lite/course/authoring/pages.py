@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 
+from ddpz_lite.course.authoring import built
 from ddpz_lite.course.authoring.catalogue import Course, Incomplete, Lesson
 from ddpz_lite.course.authoring.start import begin_exercise, begin_lesson
 from ddpz_lite.course.check.notebooks import write_text
@@ -38,6 +39,7 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
     for lesson in course.written:
         path = root / "lessons" / str(lesson.file)
         wanted[path] = _linked(path, lesson_links(course, lesson), begin_lesson, course)
+    wanted |= built.modules(root)
     by_number = {lesson.number: lesson for lesson in course.written}
     for number, exercise in course.exercises.items():
         if number in by_number:

@@ -117,7 +117,7 @@ MEASURES: dict[str, tuple[Callable[[], Rows], tuple[str, ...]]] = {
 
 def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
     """A PNG of rows of the table `of`: each column over its first value; dashed: in proportion."""
-    from ddpz_lite.course.show import canvas, house_style, look
+    from ddpz_lite.course.show import canvas, house_style, style_of
     from ddpz_lite.course.show.page import png
     from ddpz_lite.course.show.style import SERIES
 
@@ -131,7 +131,7 @@ def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
             factors = [value / values[0] for value in values]
             axes.plot(sizes, factors, label=name, color=style.color, marker=style.marker)
         proportional = [size / sizes[0] for size in sizes]
-        axes.plot(sizes, proportional, "--", color=look("idle").edge, label="in proportion")
+        axes.plot(sizes, proportional, "--", color=style_of("idle").edge, label="in proportion")
         axes.set(xscale="log", yscale="log", xlabel=head[0], ylabel="times the first")
         axes.set_xticks(sizes, [f"{size:,}".removesuffix(".0") for size in sizes])
         axes.set_xticks([], minor=True)

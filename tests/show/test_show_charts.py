@@ -8,7 +8,7 @@ import torch
 
 import ddpz_lite as dz
 from ddpz_lite import show
-from ddpz_lite.course.show import before_after, charts, placements
+from ddpz_lite.course.show import before_after, charts, loss_charts, placements
 from ddpz_lite.strategies.placement import TRANSITIONS, strategy
 
 SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}

@@ -136,7 +136,6 @@ def _author_commands(commands) -> None:
         "ddpz author 12",
     )
     author.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
-    author.add_argument("--mutants", action="store_true", help="mutate the solutions, too: minutes")
 
 
 def _exercise_commands(commands) -> None:

@@ -6,7 +6,6 @@ PYTHON ?= python3
 TORCH ?=
 WORKERS ?= 4
 ARGS ?=
-DRY ?=
 
 # The environment's own commands come first, so that `!ddpz doctor` works in a notebook.
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -22,10 +21,10 @@ export JUPYTER_PREFER_ENV_PATH = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab copies test test-rest test-all gpu lessons exercises course book lint lock clean
+.PHONY: help setup lab copies test test-rest test-all gpu bench-targets bench-growth lessons exercises course book lint lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
 
 # What .venv has to have: for a learner what the notebooks need, else that and the tests' and site's packages.
 define environment
@@ -52,12 +51,22 @@ test-rest: setup  ## the other tests and lessons, and a browser
 test-all: setup  ## both, and what repeats with other numbers: weekly, and before a release
 	$(PYTEST) $(ARGS) $(TESTS)
 
-# Installs nothing: the Python that was named, or .venv's, or the one at hand.
+# Installs nothing: it uses PYTHON if that was given, otherwise .venv's Python, otherwise python3.
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))
+GPU_RUN = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m
+GPUS = $$($(GPU_PYTHON) -c "import torch; print(torch.cuda.device_count())")
 
-gpu:  ## what needs NVIDIA GPUs, and a report of it in build/gpu (DRY=1: a rehearsal without)
-	@$(GPU_PYTHON) -c "import tomllib" 2>/dev/null || { echo "gpu: $(GPU_PYTHON) is no Python 3.11 or newer. Fix: name one: make gpu PYTHON=python3.13."; exit 1; }
-	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m ddpz_lite gpu $(if $(DRY),--dry) $(ARGS)
+gpu:  ## on a machine with NVIDIA GPUs: the tests marked gpu, the lessons, a step next to torch's own
+	@$(GPU_PYTHON) -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "gpu: $(GPU_PYTHON) has no torch that sees an NVIDIA GPU. Fix: make lab TORCH=cuda, or make gpu PYTHON=python3 with a Python that has one."; exit 1; }
+	$(GPU_RUN) pytest -o addopts= -v -rs -m gpu tests/gpu
+	$(GPU_RUN) ddpz_lite lessons --dir lessons
+	$(GPU_RUN) ddpz_lite bench --peers --millions 100 --context 512 --batch 8 --ranks $(GPUS) $(ARGS)
+
+bench-targets: setup  ## measure what users wait for, each next to its target (ARGS="start pages")
+	cd tests && PATH="$(CURDIR)/.venv/bin:$$PATH" python -m bench targets $(ARGS)
+
+bench-growth: setup  ## measure how time and memory grow (ARGS="ranks --figures ../book")
+	cd tests && PATH="$(CURDIR)/.venv/bin:$$PATH" python -m bench growth $(ARGS)
 
 lessons:  ## execute all lessons without a browser and show the time of each
 	$(call environment,--for lab)

@@ -21,13 +21,14 @@ import questions
 import states
 from sphinx.cmd.build import build_main
 
-from ddpz_lite.course.authoring import start
+from ddpz_lite.course.authoring import catalogue, pages, start
 from ddpz_lite.course.gym.proofs import proofs
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = ("conf.py", "docstrings.py", "searching.py")
 BOOK = ("*.md", "*.rst", "*.png", "*.svg", "*.css", "*.js", *PY)
 PAGES = {"book": BOOK, "lessons": ("*",), "exercises": ("*.ipynb", "*.md")}
+MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.M | re.S)  # needs a script: code hosts draw it
 WIDGET = """\
 <div class="dz-states" data-states="{}"></div>
 <script src="../_static/states.js"></script><script src="../_static/widgets.js"></script>"""
@@ -50,6 +51,10 @@ def gather(source: Path) -> None:
                 (into / path.name).write_text(json.dumps(notebook), encoding="utf-8")
             elif path.is_file():
                 shutil.copy(path, into)
+    page = source / "lessons/README.md"
+    page.write_text(MERMAID.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
+    outline = pages.outline(catalogue.read(ROOT), "lessons/")
+    (source / "map.inc").write_text(outline, encoding="utf-8")
     if (ROOT / "README.md").exists():
         shutil.copy(ROOT / "README.md", source / "README.inc")  # parts of it are in pages
     (source / "questions").mkdir(exist_ok=True)

@@ -1,10 +1,9 @@
 """What three widgets show in each of their states, for the site, where no kernel runs.
 
-A widget is its knobs and a list of states for each value of the first knob, of lists for each value
-of the second, and so on; the last list may be shorter for some values, and its slider with it. A
-state is HTML. `widgets.js` shows the one that is chosen. What is said and counted comes from
-`ddpz_lite.course.show`; only the drawing is the site's own:
-text and frames have the colour of the page.
+A widget is its sliders and a list of states for each value of the first slider, of lists for each
+value of the second, and so on. The last list may be shorter for some values, and its slider with
+it. A state is HTML, and `widgets.js` shows the chosen one. Numbers and sentences come from
+`ddpz_lite.course.show`; only the drawing is the site's own: text and frames have the page's colour.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from ddpz_lite.course.show import calculator, ring, unit_life
-from ddpz_lite.course.show.style import SERIES, Look, in_bytes, look
+from ddpz_lite.course.show.style import SERIES, SeriesStyle, in_bytes, style_of
 
 WIDTH = 640  # units of a drawing; it is as wide as its page
 TELLS = {  # a lesson's cell that calls this has the widget of that name
@@ -26,7 +25,7 @@ TELLS = {  # a lesson's cell that calls this has the widget of that name
     "unit_life.picture(": "life",
 }
 WORLDS = (2, 3, 4)
-CALCULATED = {  # the knobs that the site has, of those of the lesson
+CALCULATED = {  # the sliders that the site has, of those of the lesson
     "Model": list(calculator.MODELS),
     "World size": [1, 8, 64, 512],
     "Stage": [0, 1, 2, 3],
@@ -57,8 +56,8 @@ def ring_steps(stored: str = "") -> dict[str, Any]:
         for _ in range(model.last + 1):
             states[-1].append(_drawn(_ring_svg(model), model.sentence))
             model.go(1)
-    knobs = [_knob("World size", WORLDS, 4), {"label": "Step", "kind": "slider", "start": 1}]
-    return {"knobs": knobs, "states": states}
+    sliders = [_slider("World size", WORLDS, 4), {"label": "Step", "kind": "slider", "start": 1}]
+    return {"sliders": sliders, "states": states}
 
 
 def _ring(world: int) -> list[list[torch.Tensor]]:
@@ -114,9 +113,9 @@ def calculate(stored: str = "") -> dict[str, Any]:
 
     starts = {"Model": "6.7 B", "World size": 8, "Stage": 0, "Checkpointing": "off", "Device": 80}
     units = {"Device": "GB"}
-    knobs = [_knob(k, v, starts[k], units.get(k, "")) for k, v in CALCULATED.items()]
+    sliders = [_slider(k, v, starts[k], units.get(k, "")) for k, v in CALCULATED.items()]
     note = f"AdamW, mixed precision, micro-batches of {WINDOWS} x 2,048 tokens."
-    return {"knobs": knobs, "states": below(()), "note": note}
+    return {"sliders": sliders, "states": below(()), "note": note}
 
 
 def _calculated(model: str, world: int, stage: int, checkpointing: str, device: int) -> str:
@@ -124,7 +123,7 @@ def _calculated(model: str, world: int, stage: int, checkpointing: str, device: 
     job = calculator.Job(shape, world, stage, windows=WINDOWS, checkpointing=checkpointing == "on")
     needs, capacity = job.needs(), device * 1e9
     most = 1.08 * max(sum(needs.values()), capacity)
-    looks = {kind: look(kind, list(needs)) for kind in needs}
+    looks = {kind: style_of(kind, list(needs)) for kind in needs}
     parts = _stack(needs, looks, most, 8, 34)
     x = WIDTH * capacity / most
     parts.append(
@@ -141,12 +140,12 @@ def lives(stored: str) -> dict[str, Any]:
     scale = BYTES[SCALE.search(stored)[1]]
     sizes = {name: scale * float(said.replace(",", "")) for name, said in UNIT.findall(stored)}
     states = [[_life(sizes, overlap, keep) for keep in (False, True)] for overlap in (False, True)]
-    knobs = [
-        _knob("Overlap", ("off", "on"), "on"),
-        _knob("After forward", ("reshard", "keep"), "reshard"),
+    sliders = [
+        _slider("Overlap", ("off", "on"), "on"),
+        _slider("After forward", ("reshard", "keep"), "reshard"),
         {"label": "Moment", "kind": "slider", "start": 11},
     ]
-    return {"knobs": knobs, "states": states, "note": "4 ranks."}
+    return {"sliders": sliders, "states": states, "note": "4 ranks."}
 
 
 def _life(sizes: dict[str, float], overlap: bool, keep: bool) -> list[str]:
@@ -173,7 +172,7 @@ def _life(sizes: dict[str, float], overlap: bool, keep: bool) -> list[str]:
 # ---- drawing ----
 
 
-def _knob(label: str, values: Any, start: Any, unit: str = "") -> dict[str, Any]:
+def _slider(label: str, values: Any, start: Any, unit: str = "") -> dict[str, Any]:
     shown = [f"{value} {unit}".strip() for value in values]
     return {"label": label, "values": shown, "start": list(values).index(start)}
 
@@ -188,7 +187,7 @@ def _drawn(drawing: tuple[list[str], int], words: str, legend: str = "") -> str:
 
 
 def _stack(
-    sizes: dict[str, float], looks: dict[str, Look], most: float, top: float, height: float
+    sizes: dict[str, float], looks: dict[str, SeriesStyle], most: float, top: float, height: float
 ) -> list[str]:
     """A bar of parts, side by side. most: what is as wide as the drawing."""
     lefts = itertools.accumulate(sizes.values(), initial=0.0)
@@ -200,7 +199,7 @@ def _stack(
     ]
 
 
-def _legend(sizes: dict[str, float], looks: dict[str, Look]) -> str:
+def _legend(sizes: dict[str, float], looks: dict[str, SeriesStyle]) -> str:
     swatch = '<i class="dz-swatch" style="background:{}"></i>'
     parts = (
         f"{swatch.format(looks[kind].color)}{kind} {in_bytes(size)}"

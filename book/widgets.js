@@ -1,17 +1,17 @@
 // Widgets of the site. All their states were made when it was built (states.py); here one is chosen.
 document.querySelectorAll(".dz-states").forEach((place) => {
-  const { knobs, states, note } = window.dzStates[place.dataset.states];
-  const at = knobs.map((knob) => knob.start);
+  const { sliders, states, note } = window.dzStates[place.dataset.states];
+  const at = sliders.map((slider) => slider.start);
   const shown = document.createElement("div");
-  const controls = knobs.map((knob, which) => {
+  const controls = sliders.map((slider, which) => {
     const label = document.createElement("label");
-    const slider = knob.kind === "slider";
-    const control = document.createElement(slider ? "input" : "select");
-    control.ariaLabel = knob.label;
-    label.append(knob.label + " ", control);
-    if (slider) Object.assign(control, { type: "range", min: 0, step: 1 });
-    else knob.values.forEach((value, place) => control.add(new Option(value, place)));
-    control.addEventListener(slider ? "input" : "change", () => {
+    const isSlider = slider.kind === "slider";
+    const control = document.createElement(isSlider ? "input" : "select");
+    control.ariaLabel = slider.label;
+    label.append(slider.label + " ", control);
+    if (isSlider) Object.assign(control, { type: "range", min: 0, step: 1 });
+    else slider.values.forEach((value, place) => control.add(new Option(value, place)));
+    control.addEventListener(isSlider ? "input" : "change", () => {
       at[which] = Number(control.value);
       show();
     });
@@ -21,10 +21,10 @@ document.querySelectorAll(".dz-states").forEach((place) => {
 
   function show() {
     let found = states;
-    knobs.forEach((knob, which) => {
-      const last = found.length - 1; // of a slider, it depends on the knobs before it
+    sliders.forEach((slider, which) => {
+      const last = found.length - 1; // of a slider, it depends on the sliders before it
       at[which] = Math.min(at[which], last);
-      if (knob.kind === "slider") controls[which].max = last;
+      if (slider.kind === "slider") controls[which].max = last;
       controls[which].value = at[which];
       found = found[at[which]];
     });
@@ -34,7 +34,7 @@ document.querySelectorAll(".dz-states").forEach((place) => {
   place.append(shown);
   if (note) {
     const small = document.createElement("small");
-    small.textContent = note + " The notebook has more to turn.";
+    small.textContent = note + " The notebook has more sliders.";
     place.append(small);
   }
   show();

@@ -1,18 +1,23 @@
 """The table of wrong answers: `cd tests && python -m answers 03 [part of a task's name]`.
 
-For each task the points of its solution, and of each wrong and right answer its points and what it
-hears. Exits with 1 if a right one is not solved or a wrong one did not hear its own sentence.
+It has, for each task, the points of its solution, and of each wrong and right answer its points and
+its feedback. Exits with 1 if a right answer is not solved or a wrong one did not get its sentence.
+With --mutants it mutates the solutions instead, which takes minutes, and lists those that survive.
 """
 
 from __future__ import annotations
 
 import sys
 
-from answers import trying
+from answers import mutants, trying
 from ddpz_lite.course.check.task import tasks
 
 
 def main(words: list[str]) -> int:
+    """Print the table of the lessons and tasks that `words` name; 1 if a row is bad."""
+    if "--mutants" in words:
+        words = [word for word in words if word != "--mutants"]
+        return print_mutants([word for word in words if word.isdigit()] or trying.lessons())
     bad = 0
     for lesson in [word for word in words if word.isdigit()] or trying.lessons():
         parts = [word for word in words if not word.isdigit()] or [""]
@@ -21,6 +26,13 @@ def main(words: list[str]) -> int:
                 bad += table(task)
     print(f"{bad} bad")
     return 1 if bad else 0
+
+
+def print_mutants(lessons: list[str]) -> int:
+    """Print a line per task, and one for each mutant that survives; 1 if one does."""
+    results = [result for lesson in lessons for result in mutants.mutation_report(lesson)]
+    print(*results, sep="\n")
+    return 1 if any(result.surviving for result in results) else 0
 
 
 def table(task) -> int:

@@ -19,7 +19,7 @@ import pytest
 from ddpz_lite.course.authoring import catalogue, skeleton
 from ddpz_lite.course.authoring import missing as authoring
 from ddpz_lite.course.check.task import find
-from ddpz_lite.course.cli import author, main, shared
+from ddpz_lite.course.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("lessons", "solutions", "exercises")
@@ -255,22 +255,3 @@ def test_answers_that_lack_something():
     assert "must hear a sentence" in said(wrong=[dataclasses.replace(w, says="no") for w in wrong])
     lost = [dataclasses.replace(w, loses=("grace",)) for w in wrong]
     assert "criteria that the task has not: grace" in said(wrong=lost)
-
-
-# ---- mutants ----
-
-
-def test_mutants_are_reported_by_their_own_room(monkeypatch, capsys):
-    report = "12 of 13 mutants of {} died".format
-    monkeypatch.setattr(author.mutants, "report", report)
-    monkeypatch.setattr(authoring, "faults", lambda root, lesson: ([], []))
-    author.run(SimpleNamespace(lesson="03", mutants=True))
-    assert capsys.readouterr().out.endswith("12 of 13 mutants of 03 died\n")
-
-
-def test_the_course_is_looked_for_here_and_then_in_the_checkout(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert shared.folder("lessons") == shared.CHECKOUT / "lessons"
-    (tmp_path / "lessons").mkdir()
-    (tmp_path / "lessons/00_x.ipynb").write_text("{}")
-    assert shared.folder("lessons") == tmp_path / "lessons"

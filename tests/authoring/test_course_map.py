@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 import re
 import shutil
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from ddpz_lite.course.authoring import catalogue, glossary, pages, picture, rules
+from ddpz_lite.course.authoring import catalogue, glossary, pages, rules
 from ddpz_lite.course.authoring.catalogue import Course, Exercise, Lesson
 from ddpz_lite.course.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = catalogue.read(ROOT)
 GLOSSARY = (ROOT / "lessons/GLOSSARY.md").read_text(encoding="utf-8")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_what_is_generated_is_up_to_date():
@@ -121,26 +119,34 @@ def test_tables_and_sums_have_second_notebooks_too():
     )
 
 
-@pytest.mark.parametrize("course", [COURSE, SMALL], ids=["ours", "small"])
-def test_the_picture_shows_every_lesson_as_it_is(course):
-    drawing = ET.fromstring(picture.drawn(course))
-    assert drawing.get("role") == "img"
-    for name in ("title", "desc"):
-        element = drawing.find(f"{SVG}{name}")
-        assert len(element.text) > 20
-        assert element.get("id") in drawing.get("aria-labelledby").split()
-    rungs = {g.get("id"): g for g in drawing.iter(f"{SVG}g")}
-    assert list(rungs) == [f"lesson-{lesson.number}" for lesson in course.lessons]
-    tops = []
-    for lesson in course.lessons:
-        rung = rungs[f"lesson-{lesson.number}"]
-        words = " ".join(text.text for text in rung.iter(f"{SVG}text")).replace("\xa0", " ")
-        assert rung.get("class") == ("written" if lesson.file else "planned")
-        assert words == f"{lesson.number}  {lesson.title.split(':')[0]} {lesson.makes}"
-        tops.append(int(rung.find(f"{SVG}rect").get("y")))
-    assert all(lower - upper >= picture.RUNG for lower, upper in itertools.pairwise(tops))
-    assert drawing.find(f"{SVG}rect").get("fill") == "#fcfcfa"  # its own card: dark pages, too
-    assert int(drawing.get("height")) > max(tops) + picture.HEIGHT
+def test_the_map_has_a_node_a_link_and_the_needs_of_each_lesson():
+    lines = pages.mermaid(SMALL).splitlines()
+    assert (
+        '    01b["01b Memory<br>y"]' in lines and '    02["02 Two<br>planned"]:::planned' in lines
+    )
+    assert '  click 03b href "03b_metrics.ipynb"' in lines
+    arrows = [line.split() for line in lines if "-->" in line]
+    assert arrows == [["00", "-->", "01"], ["01", "-->", "03"], ["01", "-->", "05"],
+                      ["03b", "-->", "05"]]  # fmt: skip
+    by_link = dataclasses.replace(SMALL, repository="https://host/us")
+    assert 'click 00 href "https://host/us/blob/HEAD/lessons/00_start.ipynb"' in (
+        pages.mermaid(by_link)
+    )
+
+
+def test_the_map_leaves_out_arrows_that_a_path_of_others_says():
+    needs = {"00": (), "01": ("00",), "02": ("00", "01")}
+    lessons = tuple(Lesson(n, n, "x", "y", file=f"{n}.ipynb", needs=n_) for n, n_ in needs.items())
+    arrows = re.findall(
+        r"(\d\d) --> (\d\d)", pages.mermaid(Course(lessons, {}, (("00", "A"),), "02"))
+    )
+    assert arrows == [("00", "01"), ("01", "02")]
+
+
+def test_the_outline_lists_every_lesson_under_its_group():
+    text = pages.outline(SMALL, "lessons/")
+    assert text.startswith("**Ground**\n\n- [00 Start](lessons/00_start.ipynb): y\n")
+    assert "\n- 02 Two: planned\n" in text and "\n\n**Up**\n\n- [03 Three]" in text
 
 
 # ---- pages that list lessons ----
@@ -177,7 +183,7 @@ def small(tmp_path, monkeypatch):
     (tmp_path / "exercises").mkdir()
     shutil.copy(ROOT / "README.md", tmp_path)
     shutil.copy(ROOT / "exercises/README.md", tmp_path / "exercises")
-    for name in ("README.md", "plan.json", "map.svg"):
+    for name in ("README.md", "plan.json"):
         shutil.copy(ROOT / "lessons" / name, tmp_path / "lessons")
     for number in ("00", "01", "02"):
         for folder in ("lessons", "solutions"):
@@ -197,7 +203,7 @@ def test_the_command_writes_once_and_then_has_nothing_to_do(small, capsys):
     assert main(["course", "--check"]) == 1
     assert "README.md differs from what the notebooks say" in capsys.readouterr().out
     assert main(["course"]) == 0
-    assert "wrote lessons/map.svg" in capsys.readouterr().out
+    assert "wrote lessons/README.md" in capsys.readouterr().out
     assert main(["course", "--check"]) == 0
     assert capsys.readouterr().out == "all are up to date\n"
     readme = (small / "README.md").read_text()
@@ -212,7 +218,7 @@ def test_a_changed_title_changes_every_page_that_names_it(small):
     path.write_text(path.read_text().replace('"title": "One device"', '"title": "A device"'))
     stale = pages.stale(small, catalogue.read(small))
     names = {p.relative_to(small).as_posix() for p in stale}
-    assert {"README.md", "lessons/README.md", "lessons/map.svg"} <= names
+    assert {"README.md", "lessons/README.md"} <= names
     assert {"lessons/00_start_here.ipynb", "solutions/01_one_device.ipynb"} <= names
 
 

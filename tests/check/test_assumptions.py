@@ -10,14 +10,12 @@ from ddpz_lite.course.check.task import find, lessons, tasks
 SAMPLED = ("02.tree_broadcast", "07.largest_rate", "17.estimate")  # of one or two cheap launches
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task_id", SAMPLED)
 def test_no_argument_of_a_sampled_task_can_be_assumed(task_id):
     names, alive = assumptions.survivors(find(task_id))
     assert len(names) > 1 and not alive
 
 
-@pytest.mark.slow
 @pytest.mark.extra
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("lesson", lessons())

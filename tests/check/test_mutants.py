@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from answers import trying
+from answers import mutants, trying
 
-from ddpz_lite.course.check import mutants
 from ddpz_lite.course.check.task import find
 
 pytestmark = pytest.mark.rest
@@ -54,7 +53,7 @@ def test_a_docstring_and_a_mark_of_a_call_without_wait_make_no_mutant():
 
 
 def test_survivors_tells_killed_from_alive_and_lists_what_is_no_mistake(monkeypatch):
-    monkeypatch.setattr(mutants, "SECONDS", 60.0)  # none of these runs for ever
+    monkeypatch.setattr(mutants, "SECONDS", 60.0)  # none of these runs forever
     task = find("09.shard_owners")
     notebook = trying.master("09")
     *given, (cell, _) = mutants.notebooks.program(notebook, task.id)

@@ -1,11 +1,12 @@
-"""On CUDA as on the CPU: parity, memory, checkpoints. What `make gpu` runs on a machine with GPUs.
+"""Parity, memory and checkpoints on CUDA: the tests that `make gpu` runs on a machine with GPUs.
 
-Each job also runs on the CPU, where it is cheap, so that a test which needs a GPU is known to work
-before there is one.
+Each job also runs on the CPU, so that its code is known to work before a GPU runs it.
 """
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import tempfile
 
 import pytest
@@ -14,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 import ddpz_lite as dz
-from ddpz_lite.course.bench import gpu
 from ddpz_lite.meter import MemoryTimeline, memory
 from ddpz_lite.model import GPT, MLP, GPTConfig, next_token_loss
+from ddpz_lite.strategies.costs import MIXED, zero_memory
 
 pytestmark = pytest.mark.rest
 
@@ -114,11 +115,54 @@ def test_a_checkpoint_goes_from_one_stage_to_another(device, world):
         assert list(run) == [0.0] * world
 
 
-@pytest.mark.parametrize("half", [None, torch.bfloat16])
-@pytest.mark.parametrize("world", [on_gpus(1), on_gpus(2), on_gpus(4, count=4)])
-def test_what_the_allocator_gave_out_is_the_formula(world, half):
-    figures = gpu.memory(gpu.REAL.steps.config, half, world)
-    assert len(figures) == 4 and not [figure for figure in figures if not figure.met]
+LARGE = GPTConfig(vocab_size=4096, context=64, layers=8, heads=8, width=512)  # 27 M parameters
+
+
+def peaks(config, dtype, device):
+    """By stage, the peak bytes of model state while the optimizer steps; None on the CPU.
+
+    The window opens after backward, when the activations are freed, and closes after the step.
+    """
+    found = {}
+    for stage in range(4):
+        gc.collect()
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        model, optimizer = dz.parallelize(
+            GPT(config).to(device), torch.optim.AdamW, stage, mixed_precision=dtype, fused=True
+        )
+        x = torch.ones(1, config.context + 1, dtype=torch.long, device=device)
+        for _ in range(2):
+            next_token_loss(model(x[:, :-1]), x[:, 1:]).backward()
+            if device == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            optimizer.step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+                found[stage] = torch.cuda.max_memory_allocated() - before
+            optimizer.zero_grad()
+        found.setdefault(stage, None)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("device", "config", "world"),
+    [
+        ("cpu", CONFIG, 2),
+        on_gpus("cuda", LARGE, 1),
+        on_gpus("cuda", LARGE, 2),
+        on_gpus("cuda", LARGE, 4, count=4),
+    ],
+)
+def test_the_allocators_peak_is_the_formula(device, config, world, dtype):
+    with torch.device("meta"):
+        psi = GPT(config).num_params()
+    for found in dz.launch(peaks, world, args=(config, dtype, device), record=False):
+        for stage, peak in found.items():
+            sizes = MIXED[stage] if dtype else (4, 4, 8)  # bytes per parameter, with Adam
+            formula = zero_memory(psi, world, stage, *sizes)
+            assert peak is None if device == "cpu" else peak == pytest.approx(formula, rel=0.02)
 
 
 def timeline_on(device):
@@ -134,3 +178,21 @@ def timeline_on(device):
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
 def test_a_timeline_sees_the_same_bytes_on_every_device(device):
     assert timeline_on(device) == timeline_on("cpu")
+
+
+def test_every_test_marked_gpu_is_in_this_folder(root):
+    mark = "pytest.mark." + "gpu"
+    found = {p.parent.name for p in (root / "tests").rglob("*.py") if mark in p.read_text()}
+    assert found == {"gpu"}
+
+
+def test_make_gpu_names_what_is_missing(root):
+    command = ["make", "gpu", "PYTHON=/no/such/python"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode and "Fix: " in done.stdout
+
+
+def test_make_gpu_runs_these_tests_the_lessons_and_the_bench(root):
+    done = subprocess.run(["make", "-n", "gpu"], cwd=root, capture_output=True, text=True)
+    for command in ("pytest", "ddpz_lite lessons", "ddpz_lite bench --peers"):
+        assert f"-m {command} " in done.stdout

@@ -11,8 +11,6 @@ from ddpz_lite.course.gym import bank, listings
 from ddpz_lite.course.gym.bank import BadCard, Source, cards, collect, sources, topics
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
-LEAST, MOST = 20, 130  # words of a good answer to a question
-MOST_TRUTH = 60  # and of what is right, to a myth
 GOOD = {"ask": "a?", "say": "b.", "ask_zh": "甲?", "say_zh": "乙。", "sources": []}
 HEAD = {"title": "T", "title_zh": "题"}
 
@@ -37,12 +35,9 @@ def test_every_card_and_topic_is_in_both_languages():
         assert not CHINESE.search(words.en) and words.zh, key
 
 
-def test_an_answer_is_short_and_a_question_has_a_number_or_a_name():
+def test_an_answer_to_a_question_has_a_number():
     for card in cards().values():
-        words = len(card.back.en.split())
-        assert words <= (MOST_TRUTH if card.myth else MOST), (card.id, words)
-        if not card.myth:
-            assert words >= LEAST and re.search(r"\d", card.back.en), card.id
+        assert card.myth or re.search(r"\d", card.back.en), card.id
 
 
 def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():

@@ -1,4 +1,4 @@
-"""Figures, quizzes, predictions and knobs: what they say, what they store, and how they behave."""
+"""Figures, quizzes, predictions and sliders: what they show, what they store, how they behave."""
 
 import base64
 import io
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ddpz_lite import show
-from ddpz_lite.course import interactive as attended
-from ddpz_lite.course.show import knobs, live, page, predictions, quizzes, ranks, style
+from ddpz_lite.course import interactive
+from ddpz_lite.course.show import live, page, predictions, quizzes, ranks, sliders, style
 from ddpz_lite.meter import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.meter import intervals as stretches
 from ddpz_lite.model import MLP
@@ -68,7 +68,7 @@ def shown(monkeypatch):
 
     for module in (page, live):
         monkeypatch.setattr(module, "emit", emit)
-    for module in (live, quizzes, predictions, knobs):
+    for module in (live, quizzes, predictions, sliders):
         monkeypatch.setattr(module, "in_notebook", lambda: True)
     return bundles
 
@@ -180,8 +180,8 @@ def contrast(one, other):
 
 
 def test_text_contrast_is_enough():
-    assert contrast(style.INK, style.CARD) > 12
-    assert contrast(style.QUIET, style.CARD) > 4.5
+    assert contrast(style.TEXT_COLOR, style.CARD) > 12
+    assert contrast(style.MUTED_COLOR, style.CARD) > 4.5
     assert contrast(style.IDLE.color, style.CARD) > 1.3
 
 
@@ -196,7 +196,7 @@ BLINDNESS = {
 @pytest.mark.parametrize("names", [TIMELINE_KINDS, OPS, ("forward", "backward", "step", *OPS)])
 def test_series_stay_apart_for_every_eye(names):
     """Any two series of one picture differ in colour for each eye, or in hatch."""
-    looks = [style.look(name) for name in names]
+    looks = [style.style_of(name) for name in names]
     for one, other in combinations(looks, 2):
         for eye in BLINDNESS.values():
             seen = [np.array(eye) @ luminance(x.color) for x in (one, other)]
@@ -205,9 +205,9 @@ def test_series_stay_apart_for_every_eye(names):
 
 def test_names_without_a_look_get_free_ones():
     among = ["forward", "load data", "wait"]
-    looks = [style.look(name, among) for name in among]
+    looks = [style.style_of(name, among) for name in among]
     assert len(set(looks)) == 3
-    assert style.look("wait", among) == looks[2]
+    assert style.style_of("wait", among) == looks[2]
 
 
 def test_house_style_leaves_no_trace():
@@ -314,7 +314,7 @@ def test_memory_over_a_step(shown):
 @pytest.mark.parametrize("gap", [0.0001, 0.004, 0.2])  # seconds, of 0.5
 def test_labels_of_marks_that_are_close_do_not_overlap(monkeypatch, gap):
     drawn = []
-    monkeypatch.setattr(show.held, "show_figure", lambda fig, **_: drawn.append(fig))
+    monkeypatch.setattr(show.memory_charts, "show_figure", lambda fig, **_: drawn.append(fig))
 
     class Known(MemoryTimeline):
         samples = tuple(
@@ -423,7 +423,7 @@ def test_prediction_headless(capsys):
     guess.reveal(16)
     assert capsys.readouterr().out == (
         "Predict. How many bytes?\nDefault: 12 bytes\n"
-        "predicted  12 bytes  (the default: nobody committed)\nmeasured   16 bytes\n"
+        "predicted  12 bytes  (the default: no prediction entered)\nmeasured   16 bytes\n"
         "Not right: measured / predicted = 1.33\n"
     )
     with pytest.raises(RuntimeError, match=r"known \(16 bytes\)"):
@@ -439,9 +439,9 @@ def test_prediction_headless(capsys):
         (-2, 3, None, "Not right: off by 5"),
         (2, 2.5, None, "measured / predicted = 1.25"),
         (100, 95, 0.1, "Close: within 10%, measured / predicted = 0.95"),
-        (10, 4, 0.001, "Not close: more than 0.1% away, measured / predicted = 0.4"),
-        (10, 1, 0.1, "Not close: more than 10% away, measured / predicted = 0.1"),
-        (0.5, 0.47, 0.05, "Not close: more than 5% away, measured / predicted = 0.94"),
+        (10, 4, 0.001, "Outside tolerance: more than 0.1% away, measured / predicted = 0.4"),
+        (10, 1, 0.1, "Outside tolerance: more than 10% away, measured / predicted = 0.1"),
+        (0.5, 0.47, 0.05, "Outside tolerance: more than 5% away, measured / predicted = 0.94"),
     ],
 )
 def test_verdicts(guess, measured, within, verdict, capsys):
@@ -462,7 +462,7 @@ def test_what_is_a_number(text, number):
 @pytest.mark.parametrize("text", ["six", "", "6 messages", "1.2.3", "nan", "inf", "1e400"])
 def test_what_is_no_number(text):
     guess = show.predict("?", default=1)
-    with pytest.raises(ValueError, match=r"is no number|must be a finite number"):
+    with pytest.raises(ValueError, match=r"is not a number|must be a finite number"):
         guess.commit(text)
     assert guess.committed is None
 
@@ -476,7 +476,7 @@ def test_the_box_starts_empty_and_commits_until_revealed(shown, capsys):
     box.value = "14"
     assert guess.value == 14 and "Committed: 14 bytes" in said.value
     box.value = "six"
-    assert guess.committed is None and "'six' is no number" in said.value
+    assert guess.committed is None and "'six' is not a number" in said.value
     box.value = "-1"
     assert guess.committed is None and "out of range" in said.value
     box.value = "15"
@@ -489,14 +489,14 @@ def test_the_box_starts_empty_and_commits_until_revealed(shown, capsys):
 def test_the_measuring_cell_asks_for_a_commitment(shown, capsys, monkeypatch):
     """Without a number in the box, `reveal` asks until there is one, before it shows the answer."""
     typed = iter(["six", "7"])
-    monkeypatch.setattr(attended, "notebook", lambda: True)
+    monkeypatch.setattr(interactive, "notebook", lambda: True)
     monkeypatch.setattr("builtins.input", lambda prompt: print(prompt) or next(typed))
     guess = show.predict("How many?", default=12, unit="bytes")
     guess.reveal(8)
     assert capsys.readouterr().out.splitlines() == [
         "Commit to a number first. How many?",
         "Your prediction, bytes: ",
-        "'six' is no number. Write it in digits, such as 1,200 or 1.2e3.",
+        "'six' is not a number. Write it in digits, such as 1,200 or 1.2e3.",
         "Your prediction, bytes: ",
         "predicted  7 bytes",
         "measured   8 bytes",
@@ -530,10 +530,10 @@ KNOBS = {
 def test_explorer_model():
     explorer = show.Explorer(draw, **KNOBS)
     assert 'alt="4 ranks, tree"' in explorer.picture()
-    assert 'alt="8 ranks, tree"' in explorer.turn("world", 8)
+    assert 'alt="8 ranks, tree"' in explorer.move("world", 8)
     assert explorer.setting == "World size: 8 ranks, Mode: tree"
-    with pytest.raises(ValueError, match="9 is not a value of the knob 'world'"):
-        explorer.turn("world", 9)
+    with pytest.raises(ValueError, match="9 is not a value of the slider 'world'"):
+        explorer.move("world", 9)
 
 
 def test_explore_draws_again_and_leaves_a_still(shown):
@@ -584,9 +584,9 @@ def test_a_figure_that_fails_says_so_and_raises(shown):
 
 
 def test_fractions_on_a_slider_are_exact():
-    knob = show.slider("α", 0.1, 0.5, default=0.3, step=0.1)
-    assert knob.values == (0.1, 0.2, 0.3, 0.4, 0.5)
-    assert knob.nearest(0.30000000000000004) == 0.3
+    slider = show.slider("α", 0.1, 0.5, default=0.3, step=0.1)
+    assert slider.values == (0.1, 0.2, 0.3, 0.4, 0.5)
+    assert slider.nearest(0.30000000000000004) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -596,7 +596,7 @@ def test_fractions_on_a_slider_are_exact():
         (lambda: show.slider("W", 8, 1, default=8), "high > low"),
         (lambda: show.slider(" ", 1, 8, default=2), "needs a label"),
         (lambda: show.options("W", [1], default=1), "two or more"),
-        (lambda: show.Explorer(draw), "at least one knob"),
+        (lambda: show.Explorer(draw), "at least one slider"),
     ],
 )
 def test_knobs_are_checked(make, message):
@@ -643,7 +643,7 @@ def test_in_a_kernel_and_exported(make_notebook):
     outputs = [output for cell in notebook.cells for output in cell.outputs]
     assert all(output.output_type in ("display_data", "stream") for output in outputs)
     assert all(output.get("name") != "stderr" for output in outputs)
-    assert any("nobody committed" in output.get("text", "") for output in outputs)
+    assert any("no prediction entered" in output.get("text", "") for output in outputs)
     html, _ = HTMLExporter().from_notebook_node(notebook)
     assert html.count('class="dz-still"') == 3 and 'alt="2 here"' in html
     assert "widget-view+json" not in html

@@ -8,7 +8,7 @@ import torch
 
 import ddpz_lite as dz
 from ddpz_lite import show
-from ddpz_lite.course.show import before_after, charts, letters, spent
+from ddpz_lite.course.show import before_after, charts, loss_charts, placements
 from ddpz_lite.strategies.placement import TRANSITIONS, strategy
 
 SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}
@@ -23,7 +23,7 @@ def drawn(monkeypatch):
         fig.draw_without_rendering()
         shown.append((fig, alt, table))
 
-    for module in (charts, before_after, letters, spent):
+    for module in (charts, before_after, placements, loss_charts):
         monkeypatch.setattr(module, "show_figure", keep)
     return shown
 
@@ -159,12 +159,12 @@ def test_collectives_of_more_ranks_than_there_are_looks(drawn):
 
 @pytest.mark.parametrize("stage", range(4))
 def test_letters_change_by_transitions_and_rest_as_the_table_says(stage):
-    step, row = letters.moments(stage), strategy(stage)
+    step, row = placements.moments(stage), strategy(stage)
     assert (step[-1].parameter, step[-1].optimizer) == (row.parameter, row.optimizer)
     assert step[0].parameter is row.parameter and step[0].gradient is None
     backward = [moment.gradient for moment in step if moment.phase == "backward"]
     assert backward[-1] is row.gradient
-    assert {name for _, _, name in letters.changes(stage)} <= set(TRANSITIONS.values())
+    assert {name for _, _, name in placements.changes(stage)} <= set(TRANSITIONS.values())
 
 
 ON_GLOO = {"all_to_all": "reduce_scatter", "broadcast": "all_gather"}  # what comm makes them of
@@ -187,12 +187,12 @@ def test_the_calls_of_the_letters_are_those_of_a_real_step(stage):
     last = [span for span in run.spans if span.rank == 0][-1]
     called = [r.op for r in run.ledger if r.rank == 0 and last.started <= r.started]
     called = [ON_GLOO.get(op, op) for op in called]
-    said = [name for _, _, name in letters.changes(stage) if name != "slice"]
+    said = [name for _, _, name in placements.changes(stage) if name != "slice"]
     assert [op for op, _ in groupby(called)] == [op for op, _ in groupby(said)]
 
 
 def test_the_figure_of_letters(drawn):
-    show.step_letters(0, 3, title="Two stages")
+    show.step_placements(0, 3, title="Two stages")
     ((fig, alt, table),) = drawn
     assert "stage 0, DDP" in alt and "parameter S R S R R S S" in alt
     assert len(fig.axes) == 2 and [
@@ -201,11 +201,11 @@ def test_the_figure_of_letters(drawn):
     assert len(table) == 1 + 4 + 7 and any(
         re.match("gradient: all_reduce", row[-1]) for row in table[1:]
     )
-    show.step_letters(0)
+    show.step_placements(0)
     (legend,) = drawn[1][0].legends
     said = [text.get_text()[0] for text in legend.get_texts()]
     assert said == ["R", "P"], "no letter that is not in the figure"
     with pytest.raises(ValueError, match="at least one stage"):
-        show.step_letters()
+        show.step_placements()
     with pytest.raises(ValueError, match="stage must be 0"):
-        show.step_letters(4)
+        show.step_placements(4)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ddpz_lite.course.show.accumulation import accumulation, ways
-from ddpz_lite.course.show.balance import balance, larger_models
-from ddpz_lite.course.show.bucket_sizes import bucket_sizes
-from ddpz_lite.course.show.changes import memory_changes
-from ddpz_lite.course.show.delay import delay, path
-from ddpz_lite.course.show.fsdp2 import FUNCTIONS, METHODS, places, watched
-from ddpz_lite.course.show.side_by_side import side_by_side
+from ddpz_lite.course.show.lesson05 import bucket_sizes
+from ddpz_lite.course.show.lesson07 import delay, path
+from ddpz_lite.course.show.lesson09 import balance, larger_models
+from ddpz_lite.course.show.lesson10 import accumulation, ways
+from ddpz_lite.course.show.lesson11 import (
+    FUNCTIONS,
+    METHODS,
+    fsdp2_places,
+    memory_changes,
+    side_by_side,
+    watched_fsdp2,
+)
 from ddpz_lite.strategies import costs
 
 NONE = dict.fromkeys(
@@ -22,11 +27,10 @@ NONE = dict.fromkeys(
 def shown(monkeypatch):
     """What a function that shows a figure hands over: (alt, table)."""
     calls = []
-    for module in ("changes", "side_by_side"):
-        monkeypatch.setattr(
-            f"ddpz_lite.course.show.{module}.show_figure",
-            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-        )
+    monkeypatch.setattr(
+        "ddpz_lite.course.show.lesson11.show_figure",
+        lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
+    )
     return calls
 
 
@@ -95,12 +99,12 @@ def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():
 
     before = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     before += [getattr(source, n) for n in FUNCTIONS]
-    with watched() as log:
+    with watched_fsdp2() as log:
         assert source.foreach_reduce is not before[-1]
         assert log == []
     after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
-    found = places()
+    found = fsdp2_places()
     assert all(line > 0 and file.startswith("_fsdp_") for _, file, line, _ in found)
     assert ("free", "_fsdp_param.py") in {(step, file) for step, file, *_ in found}
 

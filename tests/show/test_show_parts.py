@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpz_lite.course.show.parts import step_parts_figure
+from ddpz_lite.course.show.lesson15 import step_parts_figure
 
 
 def test_the_table_and_the_words_give_each_row_and_its_exposed_share():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ddpz_lite import Network
-from ddpz_lite.course.show import strategies
-from ddpz_lite.course.show.strategies import LINKS, NAMES, Setting, chosen, fits, held, spent
+from ddpz_lite.course.show import lesson12
+from ddpz_lite.course.show.lesson12 import LINKS, NAMES, Setting, chosen, fits, held, spent
 from ddpz_lite.strategies.costs import zero_memory
 
 SLOW = LINKS["100 Gbit/s"]
@@ -64,7 +64,7 @@ def test_which_one_is_chosen(one, best):
 
 
 def test_the_figure_says_what_is_chosen():
-    fig, words, table = strategies.draw(setting(30e9, nodes=8))
+    fig, words, table = lesson12.draw(setting(30e9, nodes=8))
     assert "hybrid" in words
     assert [row[0] for row in table[1:]] == list(NAMES)
     texts = [text.get_text() for text in fig.axes[0].texts]
@@ -74,8 +74,8 @@ def test_the_figure_says_what_is_chosen():
 
 def test_the_measured_figure_has_its_numbers(monkeypatch):
     shown = []
-    monkeypatch.setattr(strategies, "show_figure", lambda fig, **words: shown.append(words))
+    monkeypatch.setattr(lesson12, "show_figure", lambda fig, **words: shown.append(words))
     network = Network(0, 100e6, nodes=2, inter_bandwidth=10e6)
-    strategies.near_far({"hybrid": {"near": 2e6, "far": 1e6, "seconds": 0.2}}, network)
+    lesson12.link_bytes({"hybrid": {"near": 2e6, "far": 1e6, "seconds": 0.2}}, network)
     assert "2.00 MB near, 1.00 MB far" in shown[0]["alt"]
     assert shown[0]["table"][1] == ["hybrid", 2e6, 1e6, 0.2, pytest.approx(0.12)]

@@ -18,18 +18,18 @@ def network():
     return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 4))
 
 
-def test_a_napping_module_computes_the_same():
+def test_a_simulate_compute_module_computes_the_same():
     inputs = torch.ones(2, 4)
-    plain, napping = network(), show.napping(network(), forward=0.0, backward=0.0)
-    for module in (plain, napping):
+    plain, simulate_compute = network(), show.simulate_compute(network(), forward=0.0, backward=0.0)
+    for module in (plain, simulate_compute):
         module(inputs).square().sum().backward()
-    assert torch.equal(plain(inputs), napping(inputs))
-    for p, q in zip(plain.parameters(), napping.parameters(), strict=True):
+    assert torch.equal(plain(inputs), simulate_compute(inputs))
+    for p, q in zip(plain.parameters(), simulate_compute.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
 
 
 def test_it_sleeps_as_long_as_asked_in_forward_and_in_backward():
-    module, began = show.napping(network(), forward=0.05, backward=0.1), time.monotonic()
+    module, began = show.simulate_compute(network(), forward=0.05, backward=0.1), time.monotonic()
     loss = module(torch.ones(2, 4)).sum()
     after_forward = time.monotonic()
     loss.backward()
@@ -39,7 +39,7 @@ def test_it_sleeps_as_long_as_asked_in_forward_and_in_backward():
 
 def test_it_sleeps_in_proportion_to_the_weights_before_their_gradients():
     layers = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 3))  # 1 and 3 weights
-    show.napping(layers, forward=0.0, backward=0.2)
+    show.simulate_compute(layers, forward=0.0, backward=0.2)
     ready = {}
     for name, p in layers.named_parameters():
         p.register_post_accumulate_grad_hook(lambda p, name=name: ready.update({name: clock()}))
@@ -53,7 +53,7 @@ def test_it_sleeps_in_proportion_to_the_weights_before_their_gradients():
 
 def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
     def ranks_nap():
-        module = show.napping_unit(network(), forward=0.02, backward=0.04)
+        module = show.simulate_compute_in_unit(network(), forward=0.02, backward=0.04)
         ready = []
         module[2].weight.register_post_accumulate_grad_hook(lambda p: ready.append(clock()))
         began = clock()
@@ -69,16 +69,16 @@ def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
     slept = {span.name: span.finished - span.started for span in run.spans}
     assert slept["forward"] >= 0.02 and slept["backward"] >= 0.04
     with pytest.raises(ValueError, match="must not be negative"):
-        show.napping_unit(network(), 0.0, -1.0)
+        show.simulate_compute_in_unit(network(), 0.0, -1.0)
 
 
 @pytest.mark.parametrize(
     ("module", "seconds", "said"),
     [(nn.Tanh(), 1.0, "no linear layer"), (network(), -1.0, "must not be negative")],
 )
-def test_what_napping_refuses(module, seconds, said):
+def test_what_simulate_compute_refuses(module, seconds, said):
     with pytest.raises(ValueError, match=said):
-        show.napping(module, seconds, seconds)
+        show.simulate_compute(module, seconds, seconds)
 
 
 @dataclass

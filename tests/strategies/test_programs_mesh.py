@@ -164,7 +164,6 @@ def run_all(seeds: list[int]) -> dict[int, str]:
     return {seed: wrong for seed in seeds if (wrong := run_program(drawn(seed)))}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0 if "PROGRAMS" in os.environ else 300)
 def test_random_programs_on_meshes():
     chosen = list(seeds())

@@ -3,7 +3,6 @@
 catalogue   the lessons, as the folder and the notebooks' metadata say
 pages       the map, the tables, the sums and the links, which nobody writes by hand
 start       what a notebook says where the course is not installed
-picture     the map as a drawing
 glossary    its entries, and what is wrong with them
 rules       the form of a lesson, each rule a function that yields what is wrong
 copies      the learner's own copies in my/, which are kept and brought up to date

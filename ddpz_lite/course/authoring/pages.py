@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
 
+from ddpz_lite.course.authoring import built
 from ddpz_lite.course.authoring.catalogue import Course, Incomplete, Lesson
-from ddpz_lite.course.authoring.picture import described, drawn
 from ddpz_lite.course.authoring.start import begin_exercise, begin_lesson
 from ddpz_lite.course.check.notebooks import write_text
 
@@ -31,7 +32,6 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
     Raises Incomplete for a page that has lost its comments.
     """
     wanted = {
-        root / "lessons/map.svg": drawn(course),
         root / "README.md": _filled(root / "README.md", _front(course)),
         root / "lessons/README.md": _filled(root / "lessons/README.md", _map(course)),
         root / "exercises/README.md": _filled(root / "exercises/README.md", {"inside": _inside()}),
@@ -39,6 +39,7 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
     for lesson in course.written:
         path = root / "lessons" / str(lesson.file)
         wanted[path] = _linked(path, lesson_links(course, lesson), begin_lesson, course)
+    wanted |= built.modules(root)
     by_number = {lesson.number: lesson for lesson in course.written}
     for number, exercise in course.exercises.items():
         if number in by_number:
@@ -145,11 +146,52 @@ def _map(course: Course) -> dict[str, str]:
     """The blocks of lessons/README.md."""
     return {
         "sums": _sums(course),
-        "picture": _wrapped(f"![{described(course)}](map.svg)"),
+        "picture": mermaid(course),
         "way": _way(course),
         "table": _table(course),
         "abilities": _abilities(course),
     }
+
+
+def mermaid(course: Course) -> str:
+    """The map as a Mermaid flowchart: an arrow leads from a lesson to those that need it.
+
+    An arrow is left out where a path of others says the same.
+    """
+    lines = ["```mermaid", "flowchart TB", "  accTitle: The map of the course"]
+    lines += ["  accDescr: An arrow leads from a lesson to each lesson that needs it."]
+    for name, lessons in groupby(course.lessons, course.group):
+        lines.append(f'  subgraph {name.replace(" ", "_")}["{name}"]')
+        for lesson in lessons:
+            planned = "" if lesson.file else ":::planned"
+            lines.append(f'    {lesson.number}["{lesson.name}<br>{lesson.makes}"]{planned}')
+        lines.append("  end")
+    lines += [f"  {need} --> {lesson.number}" for lesson, need in _arrows(course)]
+    base = f"{course.repository}/blob/HEAD/lessons/" if course.repository else ""
+    lines += [f'  click {one.number} href "{base}{one.file}"' for one in course.written]
+    if course.planned:
+        lines.append("  classDef planned stroke-dasharray: 5 4")
+    return "\n".join([*lines, "```"])
+
+
+def _arrows(course: Course) -> Iterator[tuple[Lesson, str]]:
+    """(lesson, a number that it needs) without those that another of its needs already needs."""
+    all_needs: dict[str, set[str]] = {}
+    for lesson in course.lessons:
+        indirect = set().union(*(all_needs.get(need, set()) for need in lesson.needs))
+        all_needs[lesson.number] = {*lesson.needs, *indirect}
+        yield from ((lesson, need) for need in lesson.needs if need not in indirect)
+
+
+def outline(course: Course, folder: str) -> str:
+    """The map as Markdown lists of links, a list per group; `folder` is where the lessons are."""
+    sections = []
+    for name, lessons in groupby(course.lessons, course.group):
+        items = [
+            f"- {_link(one, folder) if one.file else one.name}: {one.makes}" for one in lessons
+        ]
+        sections.append("\n".join([f"**{name}**", "", *items]))
+    return "\n\n".join(sections)
 
 
 def _sums(course: Course) -> str:

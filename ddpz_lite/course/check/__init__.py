@@ -12,7 +12,6 @@ compare    two tensors, and one sentence on how they differ
 score      from what was observed to points
 run        cases on ranks of this machine, for the one who learns
 together   many answers in one launch
-mutants    small mistakes in solutions, which the judges must find
 check      `check("03.weighted_mean", weighted_mean)` in a notebook
 progress   what a learner has solved, from day to day
 notebooks  exercises/ from solutions/

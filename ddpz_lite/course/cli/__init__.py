@@ -46,7 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--ranks", type=int, default=4, help="ranks of the all-reduce (default 4)")
     _lesson_command(commands)
     _bench_command(commands)
-    _gpu_command(commands)
     _exercise_commands(commands)
     _author_commands(commands)
     _explain_command(commands)
@@ -80,7 +79,7 @@ def _bench_command(commands) -> None:
     bench = _command(
         commands,
         "bench",
-        "measure the time of a step, beside PyTorch's own strategies, and how it grows",
+        "measure the time of a training step, next to PyTorch's own strategies",
         "ddpz bench --peers --ranks 2",
     )
     bench.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="default: 2 4")
@@ -90,35 +89,6 @@ def _bench_command(commands) -> None:
     bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
     bench.add_argument("--torch-gpt", action="store_true", help="a GPT made of torch's own layers")
-    bench.add_argument(
-        "--targets",
-        nargs="*",
-        metavar="GROUP",
-        help="what users wait for, each beside what it should take: start, checks, lessons, class, "
-        "pages, steps (default: all)",
-    )
-    bench.add_argument(
-        "--growth",
-        nargs="*",
-        metavar="WITH",
-        help="how time and memory grow: ranks, parameters, submissions, records (default: all)",
-    )
-    bench.add_argument("--figures", default=None, help="with --growth: a folder for its figures")
-
-
-def _gpu_command(commands) -> None:
-    gpu = _command(
-        commands,
-        "gpu",
-        "on a machine with NVIDIA GPUs: test, measure and run everything, and write a report",
-        "ddpz gpu --only tests memory",
-    )
-    gpu.add_argument("--dry", action="store_true", help="tiny sizes, also without a GPU")
-    gpu.add_argument("--only", nargs="+", metavar="PART", help="as tests memory (default: all)")
-    gpu.add_argument(
-        "--notebooks", nargs="+", type=lesson_number, metavar="NN", help="these lessons (all)"
-    )
-    gpu.add_argument("--out", default="build/gpu", metavar="DIR", help="default: build/gpu")
 
 
 def _explain_command(commands) -> None:
@@ -166,7 +136,6 @@ def _author_commands(commands) -> None:
         "ddpz author 12",
     )
     author.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
-    author.add_argument("--mutants", action="store_true", help="mutate the solutions, too: minutes")
 
 
 def _exercise_commands(commands) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 
 from ddpz_lite.course.authoring import missing as authoring
-from ddpz_lite.course.check import mutants
 from ddpz_lite.course.cli.shared import UserError, folder
 
 
 def run(options: Namespace) -> int:
-    """Print the list, and the mutants if asked for; 1 if something is missing or wrong."""
+    """Print the list; 1 if something is missing or wrong."""
     root = folder("lessons").parent
     try:
         faults, warnings = authoring.faults(root, options.lesson)
@@ -22,6 +21,4 @@ def run(options: Namespace) -> int:
         print(f"- warning: {line}")
     count = f"{len(faults)} {'thing' if len(faults) == 1 else 'things'} to do"
     print(count if faults else "nothing is missing")
-    if options.mutants:
-        print(mutants.report(options.lesson))
     return 1 if faults else 0

@@ -33,7 +33,7 @@ AS_THEY_ARE = (
     "pyproject.toml",
     "requirements.lock",
 )
-WORDS = ("README.md", "GLOSSARY.md", "map.svg", "lesson.png")  # of lessons/
+WORDS = ("README.md", "GLOSSARY.md", "lesson.png")  # of lessons/
 TEMPLATES = Path("course", "cli", "student")  # in ddpz_lite/
 WORKFLOW, CALLER = ".github/workflows/grade.yml", ".github/workflows/feedback.yml"
 TEACHERS = "## If you teach"  # from here on exercises/README.md is not for students

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import IDLE, INK, QUIET, SERIES
+from ddpz_lite.course.show.style import IDLE, MUTED_COLOR, SERIES, TEXT_COLOR
 
 Held = Sequence[float] | Mapping[int, float]  # all places in order, or {place: number}
 
@@ -52,19 +52,19 @@ def _draw_row(axes: Any, held: Held, rank: int, left: float, world: int) -> None
 
     numbers = held if isinstance(held, Mapping) else dict(enumerate(held))
     for place in range(world):
-        style = {"fc": "none", "ec": QUIET, "lw": 0.5}
+        style = {"fc": "none", "ec": MUTED_COLOR, "lw": 0.5}
         value = numbers.get(place)
         if value is not None:
             source = int(value // 10)
             look = SERIES[source % len(SERIES)] if source < world else IDLE
             style["fc"] = look.color
             axes.text(left + place + 0.5, rank + 0.5, f"{value:02.0f}", ha="center", va="center",
-                      fontsize=8, color=look.ink)  # fmt: skip
+                      fontsize=8, color=look.text_color)  # fmt: skip
         axes.add_patch(Rectangle((left + place, rank + 0.08), 1, 0.84, **style))
 
 
 def _frame(axes: Any, name: str, world: int) -> None:
-    arrow = {"arrowstyle": "-|>", "color": INK}
+    arrow = {"arrowstyle": "-|>", "color": TEXT_COLOR}
     axes.annotate("", xy=(world + 1.3, world / 2), xytext=(world + 0.2, world / 2),
                   arrowprops=arrow)  # fmt: skip
     axes.set_title(name)

@@ -4,7 +4,7 @@
     job.needs()            bytes by kind on one rank, at the moment when most are held
     cheapest(job, 80e9)    the job with the least change that fits, or None
     advice(job, 80e9)      the same in words
-    calculator()           all of it with knobs
+    calculator()           all of it with sliders
 
 The state follows the table of `placement`, in the sizes of this library: 16-bit parameters with an
 fp32 master copy among the optimizer's state (stage 3: the shards are the master copy), and fp32
@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpz_lite.course.show.canvas import figure, house_style, stacked_bars
-from ddpz_lite.course.show.knobs import explore, options
-from ddpz_lite.course.show.style import INK, bytes_unit, in_bytes
+from ddpz_lite.course.show.sliders import explore, options
+from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, in_bytes
 from ddpz_lite.strategies.costs import elements_moved
 from ddpz_lite.strategies.placement import STAGES, Placement, strategy
 
@@ -253,15 +253,15 @@ def draw(job: Job, capacity: float) -> tuple[Figure, str, Table]:
     with house_style():
         stacked_bars(axes, ["one rank"], [needs], parts, (unit, unit_name))
         axes.set_xlim(0, 1.17 * max(job.total(), capacity) / unit)
-        axes.axvline(capacity / unit, color=INK, linestyle="--", linewidth=1.2)
+        axes.axvline(capacity / unit, color=TEXT_COLOR, linestyle="--", linewidth=1.2)
         axes.set_xlabel(f"{unit_name} (dashed: a device of {in_bytes(capacity)})")
-        fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=INK)
+        fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=TEXT_COLOR)
     table = [["kind", "bytes"], *([kind, size] for kind, size in needs.items())]
     return fig, words, [*table, ["all", job.total()], ["one device", capacity]]
 
 
 def calculator(models: Mapping[str, Shape] | None = None) -> None:
-    """The calculator with its knobs. models: your own by name, in place of MODELS."""
+    """The calculator with its sliders. models: your own by name, in place of MODELS."""
     models = dict(models or MODELS)
 
     def turned(model, world, stage, precision, optimizer, windows, checkpointing, device):

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ddpz_lite.course.show.style import CARD, DPI, INK, QUIET, SERIES, WIDTH, Look, look, need
+from ddpz_lite.course.show.style import (
+    CARD,
+    DPI,
+    MUTED_COLOR,
+    SERIES,
+    TEXT_COLOR,
+    WIDTH,
+    SeriesStyle,
+    need,
+    style_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,11 +28,11 @@ def house_style() -> Iterator[None]:
     """Matplotlib in the house style while the context is open; your own settings come back."""
     matplotlib = need("matplotlib")
     text = {
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.edgecolor": QUIET,
+        "text.color": TEXT_COLOR,
+        "axes.labelcolor": TEXT_COLOR,
+        "xtick.color": TEXT_COLOR,
+        "ytick.color": TEXT_COLOR,
+        "axes.edgecolor": MUTED_COLOR,
     }
     sizes = {
         "font.size": 10,
@@ -78,11 +88,11 @@ def figure(
         return fig, fig.subplots(rows, columns, **options)
 
 
-def swatch(look: Look) -> Any:
+def swatch(look: SeriesStyle) -> Any:
     """A small box in a look, for a legend of what is not drawn by one handle."""
     from matplotlib.patches import Patch
 
-    return Patch(linewidth=0, **look.fill)
+    return Patch(linewidth=0, **look.patch_kwargs)
 
 
 def stacked_areas(
@@ -99,7 +109,7 @@ def stacked_areas(
     below, handles = [0.0] * len(places), []
     for kind in kinds:
         above = [low + one[kind] / unit for low, one in zip(below, held, strict=True)]
-        fill = look(kind, kinds).fill
+        fill = style_of(kind, kinds).patch_kwargs
         handles.append(axes.fill_between(places, below, above, step="post", linewidth=0, **fill))
         below = above
     return below, handles
@@ -136,7 +146,7 @@ def stacked_bars(
     left = [0.0] * len(labels)
     handles = []
     for part in parts:
-        fill = look(part, parts).fill
+        fill = style_of(part, parts).patch_kwargs
         width = [value.get(part, 0) / divisor for value in values]
         bars = axes.barh(range(len(labels)), width, left=left, height=0.66, linewidth=0.5, **fill)
         handles.append(bars)

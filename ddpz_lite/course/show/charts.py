@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure, written
-from ddpz_lite.course.show.style import INK, SERIES
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,10 +62,13 @@ def line_figure(
         for label, (a, b) in (dots or {}).items():
             own = {"label": label} if label not in looks else {}
             look = looks.get(label)
-            style = {"color": look.color if look else INK, "marker": look.marker if look else "+"}
+            style = {
+                "color": look.color if look else TEXT_COLOR,
+                "marker": look.marker if look else "+",
+            }
             axes.plot(a, b, linestyle="", markersize=9, **style, **own)
         for label, height in (at or {}).items():
-            axes.axhline(height, color=INK, linewidth=1, linestyle="--")
+            axes.axhline(height, color=TEXT_COLOR, linewidth=1, linestyle="--")
             axes.annotate(label, (0.99, height), xycoords=("axes fraction", "data"), ha="right",
                           va="bottom", fontsize=8.5)  # fmt: skip
         axes.set(xlabel=x, ylabel=y, title=title)
@@ -115,7 +118,7 @@ def bars(
     with house_style():
         for place, (label, value) in enumerate(heights.items()):
             look = SERIES[2] if first_is_right and place == 0 else SERIES[5 * first_is_right]
-            axes.barh(place, value, **look.fill)
+            axes.barh(place, value, **look.patch_kwargs)
             axes.annotate((text or {}).get(label, written(value)), (value, place), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
         axes.set_yticks(range(len(heights)), list(heights))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import look
+from ddpz_lite.course.show.style import style_of
 
 
 def idle(deals: Mapping[str, Sequence[tuple[float, float]]], *, title: str = "") -> None:
@@ -30,12 +30,12 @@ def idle_figure(
     fig, axes = figure(height=0.9 + 0.17 * rows)
     place, ticks = 0, {}
     with house_style():
-        work, wait = look("forward"), look("idle")
+        work, wait = style_of("forward"), style_of("idle")
         for name, ranks in deals.items():
             ticks[place + (len(ranks) - 1) / 2] = f"{name}\n{share(ranks):.0%} idle"
             for worked, waited in ranks:
-                axes.barh(place, worked, **work.fill)
-                axes.barh(place, waited, left=worked, **wait.fill)
+                axes.barh(place, worked, **work.patch_kwargs)
+                axes.barh(place, waited, left=worked, **wait.patch_kwargs)
                 place += 1
             place += 1
         axes.set_yticks(list(ticks), list(ticks.values()))

@@ -12,13 +12,13 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import INK, SERIES, Look
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR, SeriesStyle
 
 PARAMS, LAYERS, WIDTH = 70e9, 80, 8192
 TOKENS, BATCH = 2048, 256  # of a sample; samples of a step, each a micro-batch of its own
 NODES, PER_NODE = 8, 8
 FLOPS, NEAR, FAR, MEMORY = 400e12, 300e9, 25e9, 80e9  # of a device; of a link, per second; bytes
-LOOKS: dict[str, Look] = {
+STYLES: dict[str, SeriesStyle] = {
     "compute": SERIES[4],
     "bubble": SERIES[7],
     "tensor": SERIES[1],
@@ -44,7 +44,7 @@ def is_near(ranks: Sequence[int]) -> bool:
 
 
 def seconds(plan: Plan) -> dict[str, float]:
-    """Seconds of a step, by what they are for: the keys of LOOKS."""
+    """Seconds of a step, by what they are for: the keys of STYLES."""
     size = dict(plan)
     d, p, t = size["data"], size["pipeline"], size["tensor"]
     link = {axis: NEAR if is_near(ranks) else FAR for axis, ranks in partners(plan).items()}
@@ -80,7 +80,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
     with house_style():
         _devices(left, groups)
         for place, (name, value) in enumerate(spent.items()):
-            right.barh(place, value, **LOOKS[name].fill)
+            right.barh(place, value, **STYLES[name].patch_kwargs)
             where = "" if name not in groups or len(groups[name]) == 1 else (
                 ", near" if is_near(groups[name]) else ", far"
             )  # fmt: skip
@@ -105,12 +105,12 @@ def _devices(axes: Any, groups: dict[str, list[int]]) -> None:
     """64 squares, a row a node, with rank 0 and its partners along each axis."""
     for rank in range(NODES * PER_NODE):
         axis = next((a for a, ranks in groups.items() if rank in ranks and rank), None)
-        look = LOOKS[axis] if axis else Look("#E4E4DC", "", "")
+        look = STYLES[axis] if axis else SeriesStyle("#E4E4DC", "", "")
         y, x = divmod(rank, PER_NODE)
-        colour = INK if rank == 0 else look.color
+        colour = TEXT_COLOR if rank == 0 else look.color
         axes.bar(x, 0.86, bottom=y - 0.43, width=0.86, color=colour, linewidth=0)
         if axis:
-            ink = "white" if axis == "data" else INK
+            ink = "white" if axis == "data" else TEXT_COLOR
             axes.text(x, y, axis[0].upper(), ha="center", va="center", fontsize=8, color=ink)
     axes.text(0, 0, "0", ha="center", va="center", fontsize=8, color="white")
     axes.set_xlim(-0.6, PER_NODE - 0.4)
@@ -123,9 +123,9 @@ def _devices(axes: Any, groups: dict[str, list[int]]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def knobs() -> None:
+def explorer() -> None:
     """The widget: sizes of two axes, the third is what is left, and their order."""
-    from ddpz_lite.course.show.knobs import explore, options
+    from ddpz_lite.course.show.sliders import explore, options
 
     orders = [", ".join(axes) for axes in permutations(("tensor", "data", "pipeline"))]
     explore(

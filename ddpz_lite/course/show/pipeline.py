@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import CARD, INK, look
+from ddpz_lite.course.show.style import CARD, TEXT_COLOR, style_of
 from ddpz_lite.strategies.schedules import (
     Bar,
     Schedule,
@@ -47,7 +47,7 @@ def picture(
     with house_style():
         for bar in bars:
             _draw(axes, bar, until)
-        axes.set_facecolor(look("idle").color)
+        axes.set_facecolor(style_of("idle").color)
         names = [f"stage {s}\nkeeps {k:.3g}" for s, k in enumerate(kept)]
         axes.set_yticks(range(len(actions)), names, fontsize=8.5)
         axes.set_ylim(len(actions) - 0.5, -0.5)
@@ -76,12 +76,12 @@ def _draw(axes: Any, bar: Bar, until: float) -> None:
     if width / until > 0.012:
         light = colour in (*CHUNK, CHUNK_BACK[3], WEIGHTS)
         axes.text(bar.start + width / 2, bar.stage, str(bar.micro), ha="center", va="center",
-                  fontsize=7.5, color=INK if light else "white")  # fmt: skip
+                  fontsize=7.5, color=TEXT_COLOR if light else "white")  # fmt: skip
 
 
-def knobs() -> None:
-    """The widget: a schedule, with knobs for stages, micro-batches and interleaving."""
-    from ddpz_lite.course.show.knobs import explore, options, slider
+def explorer() -> None:
+    """The widget: a schedule, with sliders for stages, micro-batches and interleaving."""
+    from ddpz_lite.course.show.sliders import explore, options, slider
 
     explore(
         _turned,

@@ -4,9 +4,9 @@
     ...
     sent.reveal(measured)
 
-The box starts empty. If no number was committed when `reveal` is called, the measuring cell asks
-for one. Where nobody can answer (a stored run, a test), the default is the prediction, and the
-output says so.
+The box starts empty. If no number was entered when `reveal` is called, the measuring cell asks for
+one. In a stored run or a test there is no one to ask: the default is the prediction, and the output
+says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpz_lite.course import interactive as attended
+from ddpz_lite.course import interactive
 from ddpz_lite.course.show.live import show_live
 from ddpz_lite.course.show.page import in_notebook, prose, written
 from ddpz_lite.course.show.style import need
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[+-]?(\d[\d,_ ]*)?\.?\d+(e[+-]?\d+)?|[+-]?\d[\d,_ ]*\.?(e[
 
 @dataclass
 class Prediction:
-    """A number that somebody commits to. It can change until it is revealed.
+    """A number that the learner commits to. It can change until it is revealed.
 
     within: how far off, as a share of the measurement, the derivation leaves open: 0.1 is 10%.
     None for a count, which is right or wrong.
@@ -50,8 +50,8 @@ class Prediction:
     def commit(self, value: float | str) -> None:
         """Fix the prediction: a number, or text that is one ("1,200" or "1.2e3").
 
-        Raises ValueError for what is no number or out of range, RuntimeError once the measurement
-        is known.
+        Raises ValueError for a value that is not a number or is out of range, RuntimeError once the
+        measurement is known.
         """
         if self.measured is not None:
             raise RuntimeError(
@@ -72,19 +72,19 @@ class Prediction:
         The prediction is fixed from now on.
         """
         measured = _number("a measurement", measured)
-        if self.committed is None and attended.notebook():
+        if self.committed is None and interactive.notebook():
             self._ask()
         self.measured = measured
         if self._control is not None:
             self._control.disabled = True
-        by_default = "" if self.committed is not None else "  (the default: nobody committed)"
+        by_default = "" if self.committed is not None else "  (the default: no prediction entered)"
         print(f"predicted  {self.written(self.value)}{by_default}")
         print(f"measured   {self.written(self.measured)}")
         print(self.verdict)
 
     @property
     def verdict(self) -> str:
-        """Right, close or not, in words, and how far off."""
+        """Right, close or outside the tolerance, and how far off."""
         if self.measured is None:
             return "Not measured yet."
         guess, measured = self.value, self.measured
@@ -97,7 +97,7 @@ class Prediction:
         if self.within is None:
             return f"{'Not right: ' if float(measured).is_integer() else ''}{off}"
         close = abs(guess - measured) <= self.within * abs(measured)
-        word = "Close: within" if close else "Not close: more than"
+        word = "Close: within" if close else "Outside tolerance: more than"
         return f"{word} {100 * self.within:.3g}%{'' if close else ' away'}, {off}"
 
     def written(self, value: float) -> str:
@@ -124,8 +124,8 @@ def predict(
 ) -> Prediction:
     """Ask for a number in a box that starts empty; returns the Prediction.
 
-    default: the prediction where nobody can answer. within: the share of the measurement that still
-    counts as close, where the derivation leaves something open; a count is right or wrong.
+    default: the prediction without an interactive kernel. within: the share of the measurement that
+    still counts as close, where the derivation leaves something open; a count is right or wrong.
     low, high: what is possible at all. Raises ValueError for a default outside of these.
     """
     if not low <= _number("the default", default) <= high:
@@ -137,7 +137,7 @@ def predict(
     said = prediction.written(default)
     still = (
         f"<p><b>Predict.</b> {prose(_asked(prediction))}</p><p>Run the cell to enter your number. "
-        f"(Nobody did in this stored run: it takes {prose(said)}.)</p>"
+        f"(This stored run uses the default, {prose(said)}.)</p>"
     )
     show_live(controls, still=still, text=f"Predict. {question}\nDefault: {said}")
     return prediction
@@ -180,7 +180,7 @@ def _asked(prediction: Prediction) -> str:
 def _read(text: str) -> float:
     text = text.strip()
     if not NUMBER.fullmatch(text):
-        raise ValueError(f"{text!r} is no number. Write it in digits, such as 1,200 or 1.2e3.")
+        raise ValueError(f"{text!r} is not a number. Write it in digits, such as 1,200 or 1.2e3.")
     bare = re.sub(r"[,_ ]", "", text)
     value = int(bare) if re.fullmatch(r"[+-]?\d+", bare) else float(bare)
     return _number("a prediction", value)

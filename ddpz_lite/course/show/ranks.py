@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import in_seconds, look, seconds_unit
+from ddpz_lite.course.show.style import in_seconds, seconds_unit, style_of
 from ddpz_lite.meter.intervals import Interval, gaps, length
 
 Rows = list[dict[tuple[str, str], list[Interval]]]
@@ -78,18 +78,20 @@ def _draw_bars(
     handles: dict[str, Any] = {}
     for rank, row in enumerate(rows):
         shade = [(start / unit, (end - start) / unit) for start, end in _visible(free[rank], least)]
-        idle = axes.broken_barh(shade, (rank - 0.38, 0.76), facecolor=look("idle").color)
+        idle = axes.broken_barh(shade, (rank - 0.38, 0.76), facecolor=style_of("idle").color)
         # A span inside another is drawn on top of it: the long ones first.
         longest = {key: max(end - start for start, end in row[key]) for key in row}
         for lane, name in sorted(row, key=longest.__getitem__, reverse=True):
-            style = look(name, names)
+            style = style_of(name, names)
             offset, height = lanes[lane]
             if both_ways and name in ("send", "recv"):  # side by side: neither hides the other
                 height /= 2
                 offset += height * (name == "recv")
             seen = _visible(row[lane, name], least)
             extents = [(start / unit, max(end - start, least) / unit) for start, end in seen]
-            bar = axes.broken_barh(extents, (rank + offset, height), linewidth=0.3, **style.fill)
+            bar = axes.broken_barh(
+                extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
+            )
             handles[name] = bar
     return {name: handles[name] for name in names} | {_free_name(rows): idle}
 

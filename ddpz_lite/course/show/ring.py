@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.live import show_live
 from ddpz_lite.course.show.page import Table, figure_html, in_notebook, prose
-from ddpz_lite.course.show.style import IDLE, INK, QUIET, SERIES, need
+from ddpz_lite.course.show.style import IDLE, MUTED_COLOR, SERIES, TEXT_COLOR, need
 from ddpz_lite.meter.speed import home
 
 if TYPE_CHECKING:
@@ -194,12 +194,18 @@ def _draw(axes: Axes, model: RingSteps, step: int, size: float) -> None:
             _draw_cell(axes, rank, chunk, counts, size)
     for move in model.moves(step):
         x, y = move.chunk, move.receiver
-        axes.add_patch(_rectangle(x - 0.46, y - 0.4, 0.92, 0.8, fill=False, ec=INK, lw=1.8))
+        axes.add_patch(_rectangle(x - 0.46, y - 0.4, 0.92, 0.8, fill=False, ec=TEXT_COLOR, lw=1.8))
         axes.annotate(
             "",
             xy=(x, y - 0.38),
             xytext=(x, y - 0.66),
-            arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.4, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": TEXT_COLOR,
+                "lw": 1.4,
+                "shrinkA": 0,
+                "shrinkB": 0,
+            },
             annotation_clip=False,
         )
     axes.set_xlim(-0.55, world - 0.45)
@@ -213,12 +219,12 @@ def _draw_cell(axes: Axes, rank: int, chunk: int, counts: Sequence[int], size: f
     for source, count in enumerate(counts):
         look = SERIES[source] if count else IDLE
         left = chunk - 0.44 + source * width
-        style = {"fc": look.color if count else "none", "ec": QUIET, "lw": 0.5}
+        style = {"fc": look.color if count else "none", "ec": MUTED_COLOR, "lw": 0.5}
         axes.add_patch(_rectangle(left, rank - 0.36, width, 0.72, **style))
         if count:
             text = str(source) if count == 1 else f"{count}x{source}"
             axes.text(left + width / 2, rank, text, ha="center", va="center", fontsize=size,
-                      color=look.ink)  # fmt: skip
+                      color=look.text_color)  # fmt: skip
 
 
 def _rectangle(left: float, bottom: float, width: float, height: float, **style: Any) -> Any:

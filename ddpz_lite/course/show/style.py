@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 CARD = "#fcfcfa"  # background of a figure
-INK = "#1f2328"  # text and axes on it
-QUIET = "#57606a"  # secondary text, 6:1 on the card
+TEXT_COLOR = "#1f2328"  # text and axes on it
+MUTED_COLOR = "#57606a"  # secondary text, 6:1 on the card
 WIDTH = 7.2  # inches
 DPI = 140
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one series is drawn, everywhere: fill colour, hatch, and marker for lines."""
+class SeriesStyle:
+    """How one series is drawn in every figure: fill colour, hatch, and marker for lines."""
 
     color: str
     hatch: str
@@ -33,27 +33,27 @@ class Look:
         return "#1f232880" if 0.3 * red + 0.59 * green + 0.11 * blue > 150 else "#ffffffb0"
 
     @property
-    def ink(self) -> str:
+    def text_color(self) -> str:
         """Colour of text on it."""
-        return INK if self.edge.startswith(INK) else "white"
+        return TEXT_COLOR if self.edge.startswith(TEXT_COLOR) else "white"
 
     @property
-    def fill(self) -> dict[str, str]:
-        """What matplotlib's bars, areas and patches take to be filled so."""
+    def patch_kwargs(self) -> dict[str, str]:
+        """Keyword arguments for a filled bar, area or patch."""
         return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": self.edge}
 
 
 SERIES = (
-    Look("#0072B2", "", "o"),  # blue
-    Look("#E69F00", "///", "s"),  # orange
-    Look("#009E73", "...", "^"),  # bluish green
-    Look("#CC79A7", "xxx", "D"),  # reddish purple
-    Look("#56B4E9", "\\\\\\", "v"),  # sky blue
-    Look("#D55E00", "--", "P"),  # vermilion
-    Look("#F0E442", "---", "X"),  # yellow
-    Look("#9A9A9A", "oo", "*"),  # grey
+    SeriesStyle("#0072B2", "", "o"),  # blue
+    SeriesStyle("#E69F00", "///", "s"),  # orange
+    SeriesStyle("#009E73", "...", "^"),  # bluish green
+    SeriesStyle("#CC79A7", "xxx", "D"),  # reddish purple
+    SeriesStyle("#56B4E9", "\\\\\\", "v"),  # sky blue
+    SeriesStyle("#D55E00", "--", "P"),  # vermilion
+    SeriesStyle("#F0E442", "---", "X"),  # yellow
+    SeriesStyle("#9A9A9A", "oo", "*"),  # grey
 )
-IDLE = Look("#D9D9D0", "", "")
+IDLE = SeriesStyle("#D9D9D0", "", "")
 
 _KINDS = (
     "parameters",
@@ -73,12 +73,12 @@ _NAMED |= {
     "all_gather": SERIES[3],
     "broadcast": SERIES[6],
 }
-_NAMED |= {"all_to_all": SERIES[7], "barrier": Look("#6E6E6E", "", "*")}
+_NAMED |= {"all_to_all": SERIES[7], "barrier": SeriesStyle("#6E6E6E", "", "*")}
 _NAMED |= {"send": SERIES[1], "recv": SERIES[3]}
 
 
-def look(name: str, among: Sequence[str] = ()) -> Look:
-    """The look of a kind, span or collective; another name gets one that none `among` has yet."""
+def style_of(name: str, among: Sequence[str] = ()) -> SeriesStyle:
+    """The style of a kind, span or collective; for another name one that none of `among` has."""
     if name in _NAMED:
         return _NAMED[name]
     strangers = [other for other in dict.fromkeys(among) if other not in _NAMED]

@@ -16,20 +16,27 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, swatch
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import INK, SERIES, Look, bytes_unit, in_bytes, look
+from ddpz_lite.course.show.style import (
+    SERIES,
+    TEXT_COLOR,
+    SeriesStyle,
+    bytes_unit,
+    in_bytes,
+    style_of,
+)
 
 ROOT = "root"
 WHOLE = ("gathering", "whole", "forward", "backward")  # states in which `full` is allocated
-STATES: dict[str, Look] = {
-    "shard": Look("#E4E4DC", "", ""),
-    "gathering": look("all_gather"),
-    "whole": Look("#D6E8F3", "", ""),
-    "forward": look("forward"),
-    "backward": look("backward"),
-    "reducing": look("reduce_scatter"),
+STATES: dict[str, SeriesStyle] = {
+    "shard": SeriesStyle("#E4E4DC", "", ""),
+    "gathering": style_of("all_gather"),
+    "whole": SeriesStyle("#D6E8F3", "", ""),
+    "forward": style_of("forward"),
+    "backward": style_of("backward"),
+    "reducing": style_of("reduce_scatter"),
 }
 FAINT = 0.45  # opacity of what is still to come
-KINDS: dict[str, Look] = {
+KINDS: dict[str, SeriesStyle] = {
     "shards of parameters": SERIES[0],
     "whole units": SERIES[3],
     "whole gradients": SERIES[1],
@@ -197,7 +204,9 @@ def picture(
         _draw_units(units, moments, at)
         unit = _draw_memory(memory, amounts, at)
         for axes in (units, memory):
-            axes.axvspan(at - 0.5, at + 0.5, fill=False, edgecolor=INK, linewidth=1.6, zorder=5)
+            axes.axvspan(
+                at - 0.5, at + 0.5, fill=False, edgecolor=TEXT_COLOR, linewidth=1.6, zorder=5
+            )
     now = amounts[at]
     total = sum(now.values())
     parts = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in now.items() if size)
@@ -217,7 +226,7 @@ def _draw_units(axes: Any, moments: list[Moment], at: int) -> None:
     for x, moment in enumerate(moments):
         shade = {"linewidth": 0, "alpha": 1.0 if x <= at else FAINT}
         for y, name in enumerate(names):
-            fill = STATES[moment.states[name]].fill
+            fill = STATES[moment.states[name]].patch_kwargs
             axes.barh(y, 0.96, left=x - 0.48, height=0.8, **fill, **shade)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -237,7 +246,9 @@ def _draw_memory(axes: Any, amounts: list[dict[str, float]], at: int) -> tuple[f
     for kind, style in KINDS.items():
         heights = [one[kind] / unit[0] for one in amounts]
         places = range(len(amounts))
-        bars = axes.bar(places, heights, bottom=below, width=0.96, linewidth=0, **style.fill)
+        bars = axes.bar(
+            places, heights, bottom=below, width=0.96, linewidth=0, **style.patch_kwargs
+        )
         for x, bar in enumerate(bars):
             bar.set_alpha(1.0 if x <= at else FAINT)
         below = [a + b for a, b in zip(below, heights, strict=True)]

@@ -21,6 +21,6 @@ How a judge is written (lesson 09 is the model; no lesson imports from another):
    of matrices; whoever sends less, or earlier, or as functional collectives, is right.
    What it compares must not depend on the draw.
 5. `python -m answers NN` (in tests/) runs all wrong and right answers of a lesson;
-   `ddpz author NN --mutants` makes mutants of its solutions. A mutant that survives is a
+   with --mutants it makes mutants of the solutions instead. A mutant that survives is a
    hole in the judge, or is right: then it stands in EQUIVALENT of the answers, with the reason.
 """

@@ -13,7 +13,7 @@ from ddpz_lite.course.show.canvas import (
     stacked_bars,
 )
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import CARD, INK, bytes_unit, in_bytes
+from ddpz_lite.course.show.style import CARD, TEXT_COLOR, bytes_unit, in_bytes
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
 
 _Bars = Mapping[str, int] | Mapping[str, Mapping[str, int]]
@@ -89,7 +89,9 @@ def _areas(timeline: MemoryTimeline, title: str) -> None:
 
 
 def _notes(axes: Any, timeline: MemoryTimeline, at: float, height: float, text: str) -> None:
-    axes.plot([at], [height], marker="v", color=INK, markersize=7, linestyle="none", clip_on=False)
+    axes.plot(
+        [at], [height], marker="v", color=TEXT_COLOR, markersize=7, linestyle="none", clip_on=False
+    )
     last = axes.get_xlim()[1]
     side = "right" if at > 0.5 * last else "left"
     peak = axes.annotate(
@@ -108,7 +110,7 @@ def _marks(axes: Any, marks: list[tuple[float, str]], peak: Any) -> None:
     measure = axes.figure.canvas.get_renderer()
     boxes = [peak.get_window_extent(measure)]
     for seconds, name in marks:
-        axes.axvline(1e3 * seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.axvline(1e3 * seconds, color=TEXT_COLOR, linewidth=0.8, linestyle=(0, (4, 3)))
         label = axes.annotate(
             name, (1e3 * seconds, 0.985), xycoords=("data", "axes fraction"), xytext=(3, 0),
             textcoords="offset points", va="top", fontsize=8.5,

@@ -1,12 +1,12 @@
 """Mutants of a solution: small mistakes, made by rule, that its judge has to find.
 
 `make` changes one thing of an answer's source at a time: a statement is dropped or repeated, a
-loop cut, a condition turned round, a number or an index moved by one, a world, a rank or a dtype
+loop cut, a condition negated, a number or an index moved by one, a world, a rank or a dtype
 made constant, a clone, a wait or a division left out, a first result kept for all later calls. What
-a judge lets pass is either a hole in it or no mistake; the latter stand in the lesson's answers
-under EQUIVALENT, each with the reason.
+a judge lets pass is either a hole in it or not a mistake. The latter are listed in the lesson's
+answers under EQUIVALENT, each with the reason.
 
-    python -m ddpz_lite.course.check.mutants 09 [part of a task's name]
+    cd tests && python -m answers 09 --mutants
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import ast
 import copy
 import importlib
 import linecache
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from answers import trying
 from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.run import draw, judge_all
 from ddpz_lite.course.check.task import Task, tasks
@@ -66,8 +65,8 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Toll:
-    """What became of a task's mutants."""
+class MutationResult:
+    """The mutants of one task: how many were made and killed, and which survive."""
 
     task: str
     made: int
@@ -305,7 +304,7 @@ def _subscript(node: ast.Subscript) -> Iterator[ast.expr]:
 
 def survivors(
     task: Task, program: list[tuple[str, str]], equivalent: dict[str, str] | None = None
-) -> Toll:
+) -> MutationResult:
     """Make the mutants of a solution and judge all of them.
 
     program: (cell id, source), the task's own answer last. equivalent: names of mutants that are
@@ -334,7 +333,7 @@ def survivors(
     )
     alive = [m for m, verdict in zip(mutants, verdicts, strict=True) if verdict.solved]
     names = {mutant.name for mutant in alive}
-    return Toll(
+    return MutationResult(
         task.id,
         len(mutants),
         len(mutants) - len(alive),
@@ -353,29 +352,12 @@ def _answer(task: Task, program: list[tuple[str, str]]) -> Any:
     return space[task.answer]
 
 
-def mutation_report(lesson: str, part: str = "", root: Path | None = None) -> list[Toll]:
-    """Mutate the solutions of a lesson's tasks whose names hold `part`. root: the course's."""
-    root = root or Path(__file__).resolve().parents[3]
-    (path,) = sorted((root / "solutions").glob(f"{lesson}_*.ipynb"))
-    notebook, equivalent = notebooks.read(path), _equivalent(lesson, root)
+def mutation_report(lesson: str, part: str = "") -> list[MutationResult]:
+    """Mutate the solutions of a lesson's tasks whose names contain `part`."""
+    equivalent = getattr(importlib.import_module(f"answers.lesson{lesson}"), "EQUIVALENT", {})
+    notebook = trying.master(lesson)
     return [
         survivors(task, notebooks.program(notebook, task.id), equivalent.get(task.id))
         for task in tasks(lesson)
         if part in task.id
     ]
-
-
-def report(lesson: str, part: str = "", root: Path | None = None) -> str:
-    """It as text: a line a task, and a line for each mutant that survives."""
-    return "\n".join(map(str, mutation_report(lesson, part, root)))
-
-
-def _equivalent(lesson: str, root: Path) -> dict[str, dict[str, str]]:
-    """EQUIVALENT of tests/answers/lessonNN.py: task id -> {name of a mutant: why it is right}."""
-    if str(root / "tests") not in sys.path:
-        sys.path.insert(0, str(root / "tests"))
-    return getattr(importlib.import_module(f"answers.lesson{lesson}"), "EQUIVALENT", {})
-
-
-if __name__ == "__main__":
-    print(report(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What an all-reduce over several nodes takes, by algorithm, from the formulas."""
+"""The time of an all-reduce over several nodes, by algorithm, from the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient descent with gradients that are some updates old: does it shrink?"""
+"""Gradient descent with gradients that are some updates old."""
 
 from __future__ import annotations
 

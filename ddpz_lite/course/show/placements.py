@@ -4,7 +4,7 @@
     P  Partial: every rank holds a whole tensor, and the value is their sum
     S  Shard: every rank holds its own part of the value
 
-`step_letters(0, 1)` draws a step of these stages. Every change of a letter is one of the four
+`step_placements(0, 1)` draws a step of these stages. Every change of a letter is one of the four
 transitions of `ddpz_lite.strategies.placement`, and carries the name of what brings it about.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import INK, QUIET, SERIES, Look
+from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, TEXT_COLOR, SeriesStyle
 from ddpz_lite.strategies.placement import TRANSITIONS, P, Placement, R, S, strategy
 
 KINDS = ("parameter", "gradient", "optimizer")
 PHASES = ("forward", "backward", "step")
-LOOKS: dict[Placement, Look] = {R: SERIES[0], P: SERIES[1], S: SERIES[2]}
+STYLES: dict[Placement, SeriesStyle] = {R: SERIES[0], P: SERIES[1], S: SERIES[2]}
 MEANINGS = {
     R: "Replicate: whole on every rank",
     P: "Partial: to be summed",
@@ -67,18 +67,18 @@ def changes(stage: int) -> list[tuple[int, str, str]]:
     return found
 
 
-def step_letters(*stages: int, title: str | None = None) -> None:
+def step_placements(*stages: int, title: str | None = None) -> None:
     """Draw one step of each stage: a row for each kind of state, its letter moment by moment.
 
     Between two letters stands the collective that turns one into the other; a change from R to S
     moves nothing: a rank keeps its slice. Raises ValueError for no stage, or one that is none.
     """
     if not stages:
-        raise ValueError("step_letters: name at least one stage, 0 to 3: step_letters(0, 1).")
+        raise ValueError("step_placements: name at least one stage, 0 to 3: step_placements(0, 1).")
     steps = {stage: moments(stage) for stage in stages}
     widest = max(len(step) for step in steps.values())
     drawn = {getattr(m, kind) for step in steps.values() for m in step for kind in KINDS}
-    legend = [letter for letter in LOOKS if letter in drawn]
+    legend = [letter for letter in STYLES if letter in drawn]
     fig, panels = figure(len(stages), 1, height=0.75 + 1.7 * len(stages), squeeze=False)
     with house_style():
         for axes, (stage, step) in zip(panels[:, 0], steps.items(), strict=True):
@@ -99,23 +99,30 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
         for row, kind in enumerate(KINDS):
             letter = getattr(moment, kind)
             if letter is None:
-                axes.text(place, row, "none", ha="center", va="center", color=QUIET, fontsize=8)
+                axes.text(
+                    place, row, "none", ha="center", va="center", color=MUTED_COLOR, fontsize=8
+                )
                 continue
             axes.add_patch(_box(place, row, letter))
             axes.text(place, row, letter.value, ha="center", va="center", weight="bold",
-                      color=LOOKS[letter].ink)  # fmt: skip
+                      color=STYLES[letter].text_color)  # fmt: skip
     for before, kind, transition in changes(stage):
         row = KINDS.index(kind)
         named = transition != "slice"
-        arrow = {"arrowstyle": "-|>", "color": INK if named else QUIET, "lw": 1.4, "shrinkA": 0}
+        arrow = {
+            "arrowstyle": "-|>",
+            "color": TEXT_COLOR if named else MUTED_COLOR,
+            "lw": 1.4,
+            "shrinkA": 0,
+        }
         axes.annotate("", (before + 0.8, row), (before + 0.2, row), arrowprops=arrow)
         text = transition.replace("_", "-") if named else "keep own"
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
-        axes.annotate(text, (before + 0.5, row), **at, color=INK if named else QUIET)
+        axes.annotate(text, (before + 0.5, row), **at, color=TEXT_COLOR if named else MUTED_COLOR)
     phases = [moment.phase for moment in step]
     for phase in PHASES:
         first, count = phases.index(phase), phases.count(phase)
-        axes.text(first + (count - 1) / 2, -0.75, phase, ha="center", fontsize=9, color=QUIET)
+        axes.text(first + (count - 1) / 2, -0.75, phase, ha="center", fontsize=9, color=MUTED_COLOR)
         if first:
             axes.axvline(first - 0.5, color="#DCDCD4", lw=1, zorder=0)
     axes.set_xlim(-0.5, widest - 0.5)
@@ -129,9 +136,9 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
 def _box(place: float, row: float, letter: Placement) -> Any:
     from matplotlib.patches import Rectangle
 
-    style = LOOKS[letter]
+    style = STYLES[letter]
     corner = (place - 0.19, row - 0.33)
-    return Rectangle(corner, 0.38, 0.66, fc=style.color, ec=QUIET, lw=0.6)
+    return Rectangle(corner, 0.38, 0.66, fc=style.color, ec=MUTED_COLOR, lw=0.6)
 
 
 def _alt(stage: int) -> str:

@@ -1,8 +1,8 @@
 """Strategies on a mesh of nodes: what crosses the slow link, and which one to choose.
 
-    near_far(table, network)      bytes near and far of measured strategies, and their seconds
+    link_bytes(table, network)      bytes near and far of measured strategies, and their seconds
     chosen(setting)               the strategy that is fastest among those that fit, and why
-    chooser()                     the same with knobs
+    chooser()                     the same with sliders
 
 A collective is far if its group has ranks on several nodes: it goes at the pace of the link between
 them. Arithmetic as in lesson 12: bytes from `placement`, compute 6Ψ operations per token.
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above, swatch
-from ddpz_lite.course.show.knobs import explore, options
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import INK, SERIES, Look, in_bytes, in_seconds
+from ddpz_lite.course.show.sliders import explore, options
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR, SeriesStyle, in_bytes, in_seconds
 from ddpz_lite.strategies.costs import elements_moved
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ddpz_lite.course.show.page import Table
+
 
 NEAR, FAR, COMPUTE = SERIES[0], SERIES[1], SERIES[2]
 
@@ -169,14 +170,16 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
             left = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
                 if parts[kind]:
-                    axes.barh(place + 0.2, parts[kind], 0.34, left=left, linewidth=0, **look.fill)
+                    axes.barh(
+                        place + 0.2, parts[kind], 0.34, left=left, linewidth=0, **look.patch_kwargs
+                    )
                 left += parts[kind]
-            axes.barh(place - 0.2, parts["computing"], 0.34, linewidth=0, **COMPUTE.fill)
+            axes.barh(place - 0.2, parts["computing"], 0.34, linewidth=0, **COMPUTE.patch_kwargs)
             size = in_bytes(held(setting, name))
             says = f"{size}{'' if room else ', does not fit'}{', chosen' if name == best else ''}"
             end = max(left, parts["computing"])
             axes.annotate(says, (end, place), xytext=(5, 0), textcoords="offset points",
-                          va="center", fontsize=9, color=INK,
+                          va="center", fontsize=9, color=TEXT_COLOR,
                           fontweight="bold" if name == best else "normal")  # fmt: skip
             longest = max(longest, end)
         axes.set_yticks(range(len(names)), names)
@@ -186,16 +189,16 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
         axes.set_xlabel("seconds of a step; upper bar: computing, lower bar: messages")
         _legend(axes, {"computing": COMPUTE, "near": NEAR, "far": FAR})
         lines = textwrap.wrap(words, 92)
-        fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=INK)
+        fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=TEXT_COLOR)
     return fig, words, rows
 
 
-def _legend(axes: Axes, looks: Mapping[str, Look]) -> None:
+def _legend(axes: Axes, looks: Mapping[str, SeriesStyle]) -> None:
     legend_above(axes, [swatch(look) for look in looks.values()], list(looks))
 
 
 def chooser() -> None:
-    """Which strategy, with knobs: model, nodes, link, precision, tokens of a rank."""
+    """Which strategy, with sliders: model, nodes, link, precision, tokens of a rank."""
 
     def turned(model, nodes, link, precision, tokens):
         return draw(Setting(*MODELS[model], nodes, LINKS[link], precision, tokens))
@@ -210,7 +213,7 @@ def chooser() -> None:
     )
 
 
-def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
+def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
     """Draw strategies as rows: bytes near and far in a step, and seconds beside the arithmetic.
 
     table: {name: {"near": bytes, "far": bytes, "seconds": of a step}}. network: a `dz.Network`,
@@ -223,11 +226,11 @@ def near_far(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
         for place, (name, one) in enumerate(table.items()):
             before = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
-                left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.fill)
+                left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.patch_kwargs)
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
             wanted = one["near"] / network.bandwidth + one["far"] / network.inter_bandwidth
-            right.plot([wanted, wanted], [place - 0.45, place + 0.45], color=INK, marker="")
+            right.plot([wanted, wanted], [place - 0.45, place + 0.45], color=TEXT_COLOR, marker="")
             rows.append([name, one["near"], one["far"], one["seconds"], wanted])
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - 0.4, -0.6)

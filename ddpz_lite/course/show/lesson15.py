@@ -1,4 +1,4 @@
-"""Where a step's seconds go: a bar for each row, cut into compute, exposed, data and rest."""
+"""The parts of a step: a bar per row, cut into compute, exposed, data and rest."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
 from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import SERIES, look
+from ddpz_lite.course.show.style import SERIES, style_of
 
-PARTS = {"compute": look("forward"), "exposed": look("idle"), "data": SERIES[1], "rest": SERIES[3]}
+PARTS = {
+    "compute": style_of("forward"),
+    "exposed": style_of("idle"),
+    "data": SERIES[1],
+    "rest": SERIES[3],
+}
 
 
 def step_parts(rows: Mapping[str, Mapping[str, float]], *, title: str = "") -> None:
@@ -36,7 +41,7 @@ def step_parts_figure(
             left = 0.0
             for name, kind in PARTS.items():
                 width = 1000 * parts.get(name, 0.0)
-                handles[name] = axes.barh(place, width, left=left, **kind.fill)
+                handles[name] = axes.barh(place, width, left=left, **kind.patch_kwargs)
                 left += width
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -1,4 +1,4 @@
-"""A figure with knobs: turn one, and the figure is drawn again.
+"""A figure with sliders: move one, and the figure is drawn again.
 
     def ring(world):
         fig, axes = figure()
@@ -7,7 +7,7 @@
 
     explore(ring, world=slider("World size", 2, 16, default=4))
 
-The function is pure: knobs in, figure out. `Explorer` holds the values and draws; the controls
+The function is pure: values in, figure out. `Explorer` holds the values and draws; the controls
 around it are ipywidgets.
 """
 
@@ -29,11 +29,11 @@ Draw = Callable[..., "tuple[Figure, str, Table]"]
 
 
 @dataclass(frozen=True)
-class Knob:
-    """What can be turned: a label, the values in order, the one it starts with, and their unit.
+class Slider:
+    """One control: a label, the values in order, the one it starts with, and their unit.
 
     step: their distance if they are numbers that a slider can reach, else None. until: takes the
-    other knobs' values by name and returns the highest value that there is with them.
+    other sliders' values by name and returns the highest value that there is with them.
     """
 
     label: str
@@ -45,10 +45,10 @@ class Knob:
 
     def __post_init__(self) -> None:
         if not self.label.strip():
-            raise ValueError("explore: a knob needs a label; screen readers read it out.")
+            raise ValueError("explore: a slider needs a label; screen readers read it out.")
         if len(self.values) < 2:
             raise ValueError(
-                f"explore: {self.label!r} has {len(self.values)} values; a knob needs two or more."
+                f"explore: {self.label!r} has {len(self.values)} values. Fix: give two or more."
             )
         if self.default not in self.values:
             raise ValueError(
@@ -60,7 +60,7 @@ class Knob:
         return f"{written(value)} {self.unit}".strip()
 
     def nearest(self, value: Any) -> Any:
-        """The knob's own value for what a control reports, which rounds fractions as it likes."""
+        """The slider's own value for what a control reports, which rounds fractions as it likes."""
         return min(self.values, key=lambda own: abs(own - value)) if self.step else value
 
 
@@ -73,10 +73,10 @@ def slider(
     step: float = 1,
     unit: str = "",
     until: Callable[..., float] | None = None,
-) -> Knob:
-    """A knob from low to high, both included, in equal steps.
+) -> Slider:
+    """A slider from low to high, both included, in equal steps.
 
-    until: where the other knobs leave fewer, a function of their values, by name: the highest.
+    until: where the other sliders leave fewer, a function of their values, by name: the highest.
     """
     if step <= 0 or high <= low:
         raise ValueError(
@@ -88,38 +88,38 @@ def slider(
         low + i * step if isinstance(step, int) else round(low + i * step, digits)
         for i in range(count + 1)
     )
-    return Knob(label, values, default, unit, step, until)
+    return Slider(label, values, default, unit, step, until)
 
 
-def options(label: str, values: Sequence[Any], *, default: Any, unit: str = "") -> Knob:
-    """A knob with values of your own, for example powers of two or names."""
-    return Knob(label, tuple(values), default, unit)
+def options(label: str, values: Sequence[Any], *, default: Any, unit: str = "") -> Slider:
+    """A slider with values of your own, for example powers of two or names."""
+    return Slider(label, tuple(values), default, unit)
 
 
 class Explorer:
-    """The model behind the widget: the knobs' values, and the figure for them as HTML."""
+    """The model behind the widget: the sliders' values, and the figure for them as HTML."""
 
-    def __init__(self, draw: Draw, **knobs: Knob) -> None:
-        if not knobs:
-            raise ValueError("explore: give at least one knob: explore(draw, world=slider(...)).")
-        self.draw, self.knobs = draw, knobs
-        self.values = {name: knob.default for name, knob in knobs.items()}
+    def __init__(self, draw: Draw, **sliders: Slider) -> None:
+        if not sliders:
+            raise ValueError("explore: give at least one slider: explore(draw, world=slider(...)).")
+        self.draw, self.sliders = draw, sliders
+        self.values = {name: slider.default for name, slider in sliders.items()}
 
-    def turn(self, name: str, value: Any) -> str:
-        """Set a knob and draw again. Raises ValueError for a value that the knob does not have."""
-        if name not in self.knobs or value not in self.knobs[name].values:
-            raise ValueError(f"explore: {value!r} is not a value of the knob {name!r}.")
+    def move(self, name: str, value: Any) -> str:
+        """Set a slider and draw again. Raises ValueError for a value that it does not have."""
+        if name not in self.sliders or value not in self.sliders[name].values:
+            raise ValueError(f"explore: {value!r} is not a value of the slider {name!r}.")
         self.values[name] = value
-        for other, knob in self.knobs.items():
-            if knob.until:
+        for other, slider in self.sliders.items():
+            if slider.until:
                 self.values[other] = min(self.values[other], self.highest(other))
         return self.picture()
 
     def highest(self, name: str) -> Any:
-        """The highest value of a knob, as the others stand now."""
-        knob = self.knobs[name]
+        """The highest value of a slider, as the others stand now."""
+        slider = self.sliders[name]
         others = {other: value for other, value in self.values.items() if other != name}
-        return knob.until(**others) if knob.until else knob.values[-1]
+        return slider.until(**others) if slider.until else slider.values[-1]
 
     def picture(self) -> str:
         """The figure for the present values, with alt text and table."""
@@ -130,19 +130,20 @@ class Explorer:
     def setting(self) -> str:
         """The present values in words."""
         return ", ".join(
-            f"{knob.label}: {knob.written(self.values[name])}" for name, knob in self.knobs.items()
+            f"{slider.label}: {slider.written(self.values[name])}"
+            for name, slider in self.sliders.items()
         )
 
 
-def explore(draw: Draw, **knobs: Knob) -> None:
-    """Show a figure with knobs. Without a kernel: the figure at the default values.
+def explore(draw: Draw, **sliders: Slider) -> None:
+    """Show a figure with sliders. Without a kernel: the figure at the default values.
 
-    draw: takes the knobs' values by name, returns (figure, alt text, table), the arguments of
-    `show_figure`. It is called once now and again at each turn, so it should take a split second.
+    draw: takes the sliders' values by name, returns (figure, alt text, table), the arguments of
+    `show_figure`. It is called once now and again at each move, so it should take a split second.
     """
-    explorer = Explorer(draw, **knobs)
+    explorer = Explorer(draw, **sliders)
     first = explorer.picture()
-    note = f"Drawn for {prose(explorer.setting)}. Run the cell to turn the knobs."
+    note = f"Drawn for {prose(explorer.setting)}. Run the cell to move the sliders."
     controls = _view(explorer, first) if in_notebook() else []
     show_live(
         controls,
@@ -156,59 +157,59 @@ def _view(explorer: Explorer, first: str) -> list[Any]:
     picture = ipywidgets.HTML(first)
     said = ipywidgets.HTML()
     controls: dict[str, Any] = {}
-    settling: list[str] = []  # while a slider's end is moved, it is not being turned
+    updating: list[str] = []  # while a slider's end is moved, the learner is not moving it
 
     def say() -> None:
         said.value = f'<p role="status"><small>Drawn for {prose(explorer.setting)}.</small></p>'
 
-    def control(name: str, knob: Knob) -> Any:
-        def turned(change: dict[str, Any]) -> None:
-            if settling:
+    def control(name: str, slider: Slider) -> Any:
+        def moved(change: dict[str, Any]) -> None:
+            if updating:
                 return
             try:
-                picture.value = explorer.turn(name, knob.nearest(change["new"]))
+                picture.value = explorer.move(name, slider.nearest(change["new"]))
             except Exception as error:
                 picture.value = f'<p role="alert">The figure failed: {html.escape(repr(error))}</p>'
                 raise
-            settle()
+            set_ends()
             say()
 
-        made = _control(knob)
-        made.observe(turned, names="value")
+        made = _control(slider)
+        made.observe(moved, names="value")
         return made
 
-    def settle() -> None:
-        """Let each slider end where the other knobs say."""
-        settling.append("now")
-        for name, knob in explorer.knobs.items():
-            if knob.until:
+    def set_ends() -> None:
+        """Set each slider's highest value, which may depend on the other sliders."""
+        updating.append("now")
+        for name, slider in explorer.sliders.items():
+            if slider.until:
                 controls[name].max = explorer.highest(name)
                 controls[name].value = explorer.values[name]
-        settling.clear()
+        updating.clear()
 
-    controls |= {name: control(name, knob) for name, knob in explorer.knobs.items()}
-    settle()
+    controls |= {name: control(name, slider) for name, slider in explorer.sliders.items()}
+    set_ends()
     say()
     return [*controls.values(), picture, said]
 
 
-def _control(knob: Knob) -> Any:
+def _control(slider: Slider) -> Any:
     """A slider for steps, a drop-down list for the rest; arrow keys work on both."""
     ipywidgets = need("ipywidgets")
     looks = {"style": {"description_width": "initial"}, "layout": {"width": "100%"}}
-    if knob.step is None:
-        choices = [(knob.written(value), value) for value in knob.values]
+    if slider.step is None:
+        choices = [(slider.written(value), value) for value in slider.values]
         return ipywidgets.Dropdown(
-            options=choices, value=knob.default, description=knob.label, style=looks["style"]
+            options=choices, value=slider.default, description=slider.label, style=looks["style"]
         )
-    whole = all(isinstance(value, int) for value in knob.values)
+    whole = all(isinstance(value, int) for value in slider.values)
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
     return kind(
-        value=knob.default,
-        min=knob.values[0],
-        max=knob.values[-1],
-        step=knob.step,
-        description=f"{knob.label}, {knob.unit}" if knob.unit else knob.label,
+        value=slider.default,
+        min=slider.values[0],
+        max=slider.values[-1],
+        step=slider.step,
+        description=f"{slider.label}, {slider.unit}" if slider.unit else slider.label,
         continuous_update=False,
         **({} if whole else {"readout_format": ".4g"}),
         **looks,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import QUIET, SERIES, look
+from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, style_of
 
 Transfers = Sequence[tuple[float, float]]  # (begin, end) of each all-reduce, in seconds
 
@@ -33,9 +33,9 @@ def bucket_sizes(
         top.set_title(f"{len(transfers[limit])} calls, {end / 1e3 / computing:.3g} x computing")
         places = range(len(limits))
         bottom.plot(places, ends, color=SERIES[0].color, marker="o")
-        here = {"color": look("all_reduce").color, "marker": "D", "markersize": 10}
+        here = {"color": style_of("all_reduce").color, "marker": "D", "markersize": 10}
         bottom.plot([limits.index(limit)], [end], linestyle="", **here)
-        bottom.axhline(1e3 * computing, color=QUIET, linewidth=1, linestyle="--")
+        bottom.axhline(1e3 * computing, color=MUTED_COLOR, linewidth=1, linestyle="--")
         bottom.set_xticks(places, [f"{m:g}" for m in limits])
         bottom.set_ylim(0, 1.1 * max(ends))
         bottom.set_xlabel("at most in a bucket, MB (diamond: above; dashed: computing alone)")
@@ -52,9 +52,9 @@ def _step(axes: Any, transfers: Transfers, forward: float, computing: float) -> 
     """Computing above, all-reduces below, in ms."""
     for name, begin, end in (("forward", 0.0, forward), ("backward", forward, computing)):
         bar = (1e3 * begin, 1e3 * (end - begin))
-        axes.broken_barh([bar], (0.55, 0.4), label=name, **look(name).fill)
+        axes.broken_barh([bar], (0.55, 0.4), label=name, **style_of(name).patch_kwargs)
     bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in transfers]
-    fill = {"facecolor": look("all_reduce").color, "edgecolor": "white"}
+    fill = {"facecolor": style_of("all_reduce").color, "edgecolor": "white"}
     axes.broken_barh(bars, (0.05, 0.4), label="all_reduce", **fill)
     axes.set_yticks([0.75, 0.25], ["compute", "network"])
     axes.set_xlabel("ms")

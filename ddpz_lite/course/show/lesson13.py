@@ -1,4 +1,4 @@
-"""Who reads what, when a checkpoint of one world is loaded by another."""
+"""Which rank reads what when a checkpoint of one world size is loaded by another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import INK, SERIES
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR
 
 Reads = Sequence[Sequence[tuple[int, int, int]]]  # by new rank: (old rank, first, last + 1)
 
@@ -54,4 +54,4 @@ def _bar(axes: Any, owner: int, row: int, left: int, width: int, words: str) -> 
 
 
 def _frame(axes: Any, row: int, left: int, width: int) -> None:
-    axes.barh(row, width, left=left, height=0.55, fill=False, edgecolor=INK, linewidth=1.2)
+    axes.barh(row, width, left=left, height=0.55, fill=False, edgecolor=TEXT_COLOR, linewidth=1.2)

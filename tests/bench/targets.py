@@ -1,4 +1,4 @@
-"""What users wait for on this machine, each beside what it should take."""
+"""What users wait for on this machine, each beside the most that it should take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,13 +20,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ddpz_lite.course.bench import steps
+from ddpz_lite.course.cli import machine
 from ddpz_lite.course.grader.sandbox import usage
 from ddpz_lite.launcher import launch
 
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOAD = steps.Workload(steps.about(11e6), batch=4, rounds=20)
 RANKS, MANY = 4, 16
 LAUNCHES, SPAWNS, CALLS = 10, 2, 500
 SUBMISSIONS, HANDED_IN = 100, "01"  # copies of one solution
-SERVER = 60.0  # seconds for JupyterLab to come up
+SERVER_TIMEOUT_S = 60.0  # for JupyterLab to start
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,10 @@ class Row:
         return self.measured <= self.target
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the measurements need to know."""
-
-    root: Path  # the checkout: lessons/, solutions/, book/
-    workload: steps.Workload
-    browser: str | None  # a Chromium, for the page of JupyterLab
-
-
-def rows(groups: list[str], asked: Asked) -> Iterator[Row]:
+def rows(groups: Sequence[str]) -> Iterator[Row]:
     """The measurements of these groups, one after the other. groups: keys of GROUPS."""
     for group in groups:
-        yield from GROUPS[group](asked)
+        yield from GROUPS[group]()
 
 
 # ---- ranks that start ----
@@ -67,7 +61,7 @@ class Start:
 
     first: float  # seconds of the first launch
     later: float  # of a later one, the median
-    held: int  # bytes of all ranks and what starts them, beyond this process; 0 if not on Linux
+    memory: int  # bytes of all ranks and what starts them, beyond this process; 0 if not on Linux
 
 
 # A prompt: importing the library starts the fork server there. The function is of no module, like
@@ -78,44 +72,45 @@ sys.ps1 = ">>> "
 import ddpz_lite, torch
 def nothing():
     torch.distributed.barrier()
-from ddpz_lite.course.bench import felt
-felt.tell_start({ranks}, nothing)
+from bench import targets
+targets.print_start({ranks}, nothing)
 """
 
 
 def start(ranks: int) -> Start:
     """Measure it in a fresh process that imports torch and the library, as a notebook does."""
     command = [sys.executable, "-c", START.format(ranks=ranks)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    tests = ROOT / "tests"
+    done = subprocess.run(command, cwd=tests, check=True, stdout=subprocess.PIPE, text=True)
     return Start(**json.loads(done.stdout))
 
 
-def tell_start(ranks: int, nothing: Callable[[], None]) -> None:
+def print_start(ranks: int, nothing: Callable[[], None]) -> None:
     """Print how ranks that do nothing start, as JSON."""
     first = timed(lambda: launch(nothing, ranks))
     later = statistics.median(timed(lambda: launch(nothing, ranks)) for _ in range(LAUNCHES))
-    held = max(launch(_held, ranks, args=(os.getpid(),)))
-    print(json.dumps(asdict(Start(first, later, held))))
+    memory = max(launch(_memory, ranks, args=(os.getpid(),)))
+    print(json.dumps(asdict(Start(first, later, memory))))
 
 
-def _held(kernel: int) -> int:
+def _memory(kernel: int) -> int:
     """On rank 0 the bytes of all that process `kernel` has started, while all ranks are there."""
     dist.barrier()
-    held = 0
+    memory = 0
     if dist.get_rank() == 0 and sys.platform == "linux":
         alone = psutil.Process(kernel).memory_full_info().pss
-        held = usage.memory(kernel, enough=0) - alone  # a shared page counts in parts
+        memory = usage.memory(kernel, enough=0) - alone  # a shared page counts in parts
     dist.barrier()
-    return held
+    return memory
 
 
-def _starts(asked: Asked) -> Iterator[Row]:
+def _starts() -> Iterator[Row]:
     few = start(RANKS)
     yield Row(f"the first result of {RANKS} ranks after the import", few.first, 1.5)
     yield Row(f"a later launch of {RANKS} ranks", few.later, 0.15)
     yield Row(f"a later launch of {MANY} ranks", start(MANY).later, 0.6)
-    if few.held:
-        yield Row(f"memory of {RANKS} ranks beyond the kernel", few.held / 1e6, 350, "MB")
+    if few.memory:
+        yield Row(f"memory of {RANKS} ranks beyond the kernel", few.memory / 1e6, 350, "MB")
     spawned = statistics.median(timed(_spawn) for _ in range(SPAWNS))
     yield Row("a later launch, of torch's spawn", few.later / spawned, 0.25, "times")
     ours, torch_alone = (
@@ -163,8 +158,8 @@ def _wire_cost() -> float:
 # ---- notebooks ----
 
 
-def _checks(asked: Asked) -> Iterator[Row]:
-    took = {path.stem: check_seconds(path) for path in _notebooks(asked.root / "solutions")}
+def _checks() -> Iterator[Row]:
+    took = {path.stem: check_seconds(path) for path in _notebooks(ROOT / "solutions")}
     every = [seconds for tasks in took.values() for seconds in tasks.values()]
     yield Row(f"a check, the median of {len(every)} tasks", statistics.median(every), 2.0)
     slowest = max(took, key=lambda name: sum(took[name].values()))
@@ -191,8 +186,8 @@ def check_seconds(solution: Path) -> dict[str, float]:
     return took
 
 
-def _lessons(asked: Asked) -> Iterator[Row]:
-    folder = asked.root / "lessons"
+def _lessons() -> Iterator[Row]:
+    folder = ROOT / "lessons"
     took = {
         path.stem: timed(lambda name=path.stem: _ddpz("lessons", name, "--dir", str(folder)))
         for path in _notebooks(folder)
@@ -202,8 +197,8 @@ def _lessons(asked: Asked) -> Iterator[Row]:
     yield Row(f"{slowest}, the slowest", took[slowest], 60)
 
 
-def _class(asked: Asked) -> Iterator[Row]:
-    (solution,) = (asked.root / "solutions").glob(f"{HANDED_IN}_*.ipynb")
+def _class() -> Iterator[Row]:
+    (solution,) = (ROOT / "solutions").glob(f"{HANDED_IN}_*.ipynb")
     checks = SUBMISSIONS * sum(check_seconds(solution).values())
     ratio = graded(solution, SUBMISSIONS).seconds / checks
     yield Row(f"{SUBMISSIONS} submissions, of their checks one by one", ratio, 1.2, "times")
@@ -214,7 +209,7 @@ class Graded:
     """What it took to grade a class."""
 
     seconds: float
-    held: int  # bytes: the largest process, at its peak
+    memory: int  # bytes: the largest process, at its peak
 
 
 def graded(solution: Path, submissions: int, *options: str) -> Graded:
@@ -227,22 +222,22 @@ def graded(solution: Path, submissions: int, *options: str) -> Graded:
             shutil.copy(solution, student)
         began = time.perf_counter()
         words = ["grade", str(handed_in), "--out", f"{folder}/grades", *options]
-        held = _ddpz(*words)
-        return Graded(time.perf_counter() - began, held)
+        memory = _ddpz(*words)
+        return Graded(time.perf_counter() - began, memory)
 
 
 # ---- pages ----
 
 
-def _pages(asked: Asked) -> Iterator[Row]:
+def _pages() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="ddpz-book-") as folder:
-        _run([sys.executable, str(asked.root / "book/build.py"), "--to", folder])
+        _run([sys.executable, str(ROOT / "book/build.py"), "--to", folder])
         page = max(Path(folder, "html").rglob("*.html"), key=lambda path: path.stat().st_size)
         size = page.stat().st_size / 1e6
     yield Row(f"the site's largest page, {page.stem}", size, 1.0, "MB")
-    largest = max(_notebooks(asked.root / "lessons"), key=lambda path: path.stat().st_size)
-    if asked.browser:
-        yield Row(f"opening {largest.stem} in JupyterLab", opening(largest, asked.browser), 3.0)
+    largest = max(_notebooks(ROOT / "lessons"), key=lambda path: path.stat().st_size)
+    if browser := machine.browser():
+        yield Row(f"opening {largest.stem} in JupyterLab", opening(largest, browser), 3.0)
 
 
 def opening(notebook: Path, browser: str) -> float:
@@ -274,26 +269,26 @@ def _lab(folder: Path) -> Iterator[str]:
         env = os.environ | {f"JUPYTER_{name}": f"{home}/{name}" for name in places}
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root"]
         command += [f"--ServerApp.root_dir={folder}", "--ServerApp.disable_check_xsrf=True"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        server = subprocess.Popen([*command, f"--LabApp.workspaces_dir={home}"], env=env, **quiet)
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        server = subprocess.Popen([*command, f"--LabApp.workspaces_dir={home}"], env=env, **silent)
         try:
             about = _until(lambda: next(Path(home, "RUNTIME_DIR").glob("jpserver-*.json"), None))
-            told = json.loads(about.read_text())
-            yield f"{told['url']}{{}}?token={told['token']}"
+            server_info = json.loads(about.read_text())
+            yield f"{server_info['url']}{{}}?token={server_info['token']}"
         finally:
             server.terminate()
             try:
                 server.wait(20)
-            except subprocess.TimeoutExpired:  # jupyterlab issue 10442: a thread that nobody ends
+            except subprocess.TimeoutExpired:  # jupyterlab issue 10442: a thread that never ends
                 server.kill()
                 server.wait()
 
 
 def _until(look: Callable[[], Path | None]) -> Path:
-    patience = time.monotonic() + SERVER
+    deadline = time.monotonic() + SERVER_TIMEOUT_S
     while (found := look()) is None:
-        if time.monotonic() > patience:
-            raise RuntimeError(f"bench: JupyterLab did not come up in {SERVER:.0f} s")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"bench: JupyterLab did not start in {SERVER_TIMEOUT_S:.0f} s")
         time.sleep(0.05)
     return found
 
@@ -301,16 +296,16 @@ def _until(look: Callable[[], Path | None]) -> Path:
 # ---- steps ----
 
 
-def _steps(asked: Asked) -> Iterator[Row]:
+def _steps() -> Iterator[Row]:
     names = [*steps.OURS, steps.ALONE, *steps.PEERS.values()]
-    times = steps.measure(names, asked.workload, 2)
+    times = steps.measure(names, WORKLOAD, 2)
     for name, peer in steps.PEERS.items():
         added = steps.added(times, name, peer)
         what = f"what {name} adds to a step, of what {peer} adds"
         yield Row(what, added, steps.ADDED_TARGETS[name], "times")
 
 
-GROUPS: dict[str, Callable[[Asked], Iterator[Row]]] = {
+GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "start": _starts,
     "checks": _checks,
     "lessons": _lessons,
@@ -340,12 +335,12 @@ def _ddpz(*words: str) -> int:
 
 
 def _run(command: list[str]) -> int:
-    """Run a command to its good end; the bytes that its largest process held at the peak."""
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+    """Run a command to its end without an error; the bytes of its largest process at the peak."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            raise RuntimeError(f"bench: {' '.join(command)} ended with {said.read()[-2000:]}")
+            output.seek(0)
+            raise RuntimeError(f"bench: {' '.join(command)} ended with {output.read()[-2000:]}")
     return used.ru_maxrss << 10

@@ -1,4 +1,4 @@
-"""What accumulation costs under ZeRO-1 and ZeRO-2: memory or traffic, as bars side by side."""
+"""The cost of accumulation under ZeRO-1 and ZeRO-2: memory or traffic, as bars side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import INK, SERIES
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR
 from ddpz_lite.strategies.costs import elements_moved
 from ddpz_lite.strategies.costs import zero_memory as state_bytes
 
@@ -41,11 +41,11 @@ def accumulation(model: str, world: int, micro_batches: int) -> tuple[Any, str, 
         ):
             for place, (way, amounts) in enumerate(found.items()):
                 size = amounts[column] / 1e9
-                axes.barh(way, size, **SERIES[place].fill)
+                axes.barh(way, size, **SERIES[place].patch_kwargs)
                 axes.annotate(f" {size:.3g}", (size, place), va="center", fontsize=9)
             axes.set_xlabel(title)
             axes.margins(x=0.2)
-        panels[0].axvline(16 * SIZES[model] / 1e9, color=INK, linestyle="--", linewidth=1)
+        panels[0].axvline(16 * SIZES[model] / 1e9, color=TEXT_COLOR, linestyle="--", linewidth=1)
         panels[0].invert_yaxis()
         panels[0].set_title(f"{model}, {world} ranks, {micro_batches} micro-batches")
     rows = [[way, held / 1e9, sent / 1e9] for way, (held, sent) in found.items()]

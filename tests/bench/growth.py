@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddpz_lite.course.bench import felt, steps
+from bench import targets
+from ddpz_lite.course.bench import steps
 from ddpz_lite.launcher import RankFailed, device, launch
 from ddpz_lite.model import GPT, next_token_loss
 from ddpz_lite.strategies.parallelize import parallelize
@@ -40,9 +41,9 @@ def ranks(sizes: Sequence[int] = RANKS) -> Rows:
     """Starting ranks, what they hold, and a step of a GPT of a million parameters."""
     config = steps.about(1e6)
     for world in sizes:
-        started = felt.start(world)
+        started = targets.start(world)
         walls = [max(launch(_steps, world, args=(config, s), record=False)) for s in (0, 3)]
-        yield world, started.first, started.later, started.held / 1e6, *(1e3 * w for w in walls)
+        yield world, started.first, started.later, started.memory / 1e6, *(1e3 * w for w in walls)
 
 
 def parameters(sizes: Sequence[float] = MILLIONS) -> Rows:
@@ -56,11 +57,12 @@ def parameters(sizes: Sequence[float] = MILLIONS) -> Rows:
         yield round(size / 1e6, 1), *walls, *held
 
 
-def submissions(solution: Path, sizes: Sequence[int] = SUBMISSIONS) -> Rows:
+def submissions(sizes: Sequence[int] = SUBMISSIONS) -> Rows:
     """A class of which one task is graded that starts no ranks."""
+    (solution,) = (targets.ROOT / "solutions").glob(f"{TASK[:2]}_*.ipynb")
     for number in sizes:
-        took = felt.graded(solution, number, "--only", TASK)
-        yield number, took.seconds, took.held / 1e6
+        took = targets.graded(solution, number, "--only", TASK)
+        yield number, took.seconds, took.memory / 1e6
 
 
 def records(sizes: Sequence[int] = RECORDS) -> Rows:
@@ -72,11 +74,11 @@ def records(sizes: Sequence[int] = RECORDS) -> Rows:
         began = time.perf_counter()
         run = launch(_calls, 2, args=(number // 2,), timeout=LONG)
         job = time.perf_counter() - began
-        summed = felt.timed(run.bytes_sent)
+        summed = targets.timed(run.bytes_sent)
         with contextlib.redirect_stdout(io.StringIO()):
-            drawn = felt.timed(lambda run=run: (timeline(run), traffic(run)))
+            drawn = targets.timed(lambda run=run: (timeline(run), traffic(run)))
         with tempfile.NamedTemporaryFile(suffix=".json") as trace:
-            traced = felt.timed(lambda run=run, trace=trace: run.trace(trace.name))
+            traced = targets.timed(lambda run=run, trace=trace: run.trace(trace.name))
         del run
         yield number, job, 1e3 * summed, drawn, traced, hang_report(number // 2)
 
@@ -92,7 +94,7 @@ def hang_report(calls: int) -> float:
     raise RuntimeError("bench: a job that hangs ended well")
 
 
-MEASURES: dict[str, tuple[Callable[..., Rows], tuple[str, ...]]] = {
+MEASURES: dict[str, tuple[Callable[[], Rows], tuple[str, ...]]] = {
     "ranks": (
         ranks,
         ("ranks", "first launch, s", "later launch, s", "memory, MB", "DDP, ms", "ZeRO-3, ms"),
@@ -115,7 +117,7 @@ MEASURES: dict[str, tuple[Callable[..., Rows], tuple[str, ...]]] = {
 
 def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
     """A PNG of rows of the table `of`: each column over its first value; dashed: in proportion."""
-    from ddpz_lite.course.show import canvas, house_style, look
+    from ddpz_lite.course.show import canvas, house_style, style_of
     from ddpz_lite.course.show.page import png
     from ddpz_lite.course.show.style import SERIES
 
@@ -129,7 +131,7 @@ def figure(of: str, rows: Sequence[tuple[float, ...]]) -> bytes:
             factors = [value / values[0] for value in values]
             axes.plot(sizes, factors, label=name, color=style.color, marker=style.marker)
         proportional = [size / sizes[0] for size in sizes]
-        axes.plot(sizes, proportional, "--", color=look("idle").edge, label="in proportion")
+        axes.plot(sizes, proportional, "--", color=style_of("idle").edge, label="in proportion")
         axes.set(xscale="log", yscale="log", xlabel=head[0], ylabel="times the first")
         axes.set_xticks(sizes, [f"{size:,}".removesuffix(".0") for size in sizes])
         axes.set_xticks([], minor=True)

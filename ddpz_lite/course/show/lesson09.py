@@ -1,4 +1,4 @@
-"""How evenly optimizer state lies on the ranks when whole tensors have owners."""
+"""How evenly optimizer state is distributed over the ranks when whole tensors have owners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import INK, bytes_unit, look
+from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, style_of
 from ddpz_lite.model import GPT, GPTConfig
 
 BYTES = 8  # of AdamW's state in fp32, per element
@@ -42,8 +42,8 @@ def balance(name: str, load: Sequence[int]) -> tuple[Any, str, Table]:
     equal = BYTES * share / unit
     fig, axes = figure(height=2.8)
     with house_style():
-        axes.bar(range(world), bars, **look("optimizer").fill)
-        axes.axhline(equal, color=INK, linestyle="--", linewidth=1.2)
+        axes.bar(range(world), bars, **style_of("optimizer").patch_kwargs)
+        axes.axhline(equal, color=TEXT_COLOR, linestyle="--", linewidth=1.2)
         axes.set_xlabel("ranks, from the fullest to the emptiest (dashed: an equal share)")
         axes.set_ylabel(f"AdamW state, {unit_name}")
         axes.set_xticks([])

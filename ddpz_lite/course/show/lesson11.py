@@ -1,0 +1,187 @@
+"""Memory through a step of ZeRO-3, the strategies side by side, and FSDP2 while it runs.
+
+The functions for FSDP2 look into `torch.distributed.fsdp._fully_shard`, which is private: read with
+torch 2.13. If a later torch has renamed something, they raise AttributeError or ImportError with
+its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ddpz_lite.course.show.canvas import figure, house_style, stacked_areas
+from ddpz_lite.course.show.page import show_figure
+from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, in_bytes, style_of
+from ddpz_lite.meter.timeline import TIMELINE_KINDS
+
+Samples = Sequence[tuple[float, Mapping[str, int]]]  # (seconds, {kind: bytes}), a MemoryTimeline's
+
+
+def memory_changes(
+    samples: Samples,
+    marks: Sequence[tuple[float, str]],
+    *,
+    alt: str,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Draw a timeline's samples side by side from the mark "forward" on, its marks as lines.
+
+    alt: what the picture shows, in words. names: what the legend calls a kind. Raises ValueError
+    for a timeline without a mark "forward".
+    """
+    begins = [seconds for seconds, name in marks if name == "forward"]
+    if not begins:
+        raise ValueError('memory_changes: the timeline has no mark "forward", where it begins.')
+    samples = [(seconds, one) for seconds, one in samples if seconds >= begins[0]]
+    drawn = [kind for kind in TIMELINE_KINDS if any(one[kind] for _, one in samples)]
+    most = max((one for _, one in samples), key=lambda one: sum(one.values()))
+    unit, unit_name = bytes_unit(sum(most.values()))
+    fig, axes = figure(height=3.4)
+    with house_style():
+        moments = [one for _, one in samples]
+        tops, handles = stacked_areas(axes, range(len(samples)), moments, drawn, unit)
+        top = max(tops)
+        for seconds, name in marks:
+            if name != "end" and seconds >= begins[0]:
+                at = sum(when < seconds for when, _ in samples)
+                axes.axvline(at, color=TEXT_COLOR, linewidth=0.8, linestyle="--")
+                axes.text(at + 2, 1.16 * top, name, fontsize=8.5)
+        axes.set_ylim(0, 1.25 * top)
+        axes.set_xlim(0, len(samples))
+        axes.set_ylabel(unit_name)
+        axes.set_xlabel("change of memory, in order")
+        said = [(names or {}).get(kind, kind) for kind in drawn]
+        axes.legend(handles, said, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    rows = [[name, most[kind]] for name, kind in zip(said, drawn, strict=True)]
+    head = ["at the peak", f"bytes, {in_bytes(sum(most.values()))} in all"]
+    show_figure(fig, alt=alt, table=[head, *rows])
+
+
+KINDS = ("parameters", "gradients", "optimizer")
+
+
+def side_by_side(
+    measured: Mapping[str, Mapping[str, Any]], formulas: Mapping[str, tuple[float, float]]
+) -> None:
+    """Draw strategies as rows of three bars each, from the top.
+
+    measured: {name: {"held": {kind: bytes}, "sent": bytes, "peak": bytes}}. formulas: {name: (bytes
+    held, bytes sent)}, drawn as black lines.
+    """
+    names = list(measured)
+    fig, (left, middle, last) = figure(1, 3, height=2.9, sharey=True)
+    with house_style():
+        before = [0.0] * len(names)
+        for kind in KINDS:
+            widths = [one["held"][kind] / 1e6 for one in measured.values()]
+            left.barh(
+                names, widths, left=before, label=kind, linewidth=0, **style_of(kind).patch_kwargs
+            )
+            before = [a + b for a, b in zip(before, widths, strict=True)]
+        middle.barh(names, [one["sent"] / 1e6 for one in measured.values()], color="#6E6E6E")
+        last.barh(names, [one["peak"] / 1e6 for one in measured.values()], color="#56B4E9")
+        for place, name in enumerate(names):
+            for axes, size in zip((left, middle), formulas[name], strict=True):
+                x = size / 1e6
+                axes.plot([x, x], [place - 0.45, place + 0.45], color=TEXT_COLOR, marker="")
+        left.set_ylim(len(names) - 0.4, -0.6)
+        for axes, title in ((left, "held"), (middle, "sent in a step"), (last, "peak")):
+            axes.set_title(title)
+            axes.set_xlabel("MB")
+            axes.tick_params(axis="y", length=0)
+            axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
+        fig.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    alt = "Strategies side by side. " + " ".join(
+        f"{name}: holds {sum(one['held'].values()) / 1e6:.2f} MB, sends {one['sent'] / 1e6:.2f} MB "
+        f"per step, peak {one['peak'] / 1e6:.2f} MB."
+        for name, one in measured.items()
+    )
+    rows = [["strategy", *(f"{kind}, bytes" for kind in KINDS), "sent, bytes", "peak, bytes"]]
+    for name, one in measured.items():
+        rows.append([name, *(one["held"][kind] for kind in KINDS), one["sent"], one["peak"]])
+    show_figure(fig, alt=alt, table=rows)
+
+
+METHODS = (
+    "pre_forward",
+    "unshard",
+    "wait_for_unshard",
+    "post_forward",
+    "reshard",
+    "pre_backward",
+    "post_backward",
+    "finalize_backward",
+)
+FUNCTIONS = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
+
+
+@contextmanager
+def watched_fsdp2() -> Iterator[list[tuple[str, str]]]:
+    """Note what FSDP2 calls inside the `with`, in order: (unit, name of the method).
+
+    A name is indented by four blanks for each call around it. A function that knows no unit counts
+    to the one that called it. Clear the list to begin anew.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as source
+
+    log: list[tuple[str, str]] = []
+    around = [""]
+    group = source.FSDPParamGroup
+    methods = [(group, name) for name in METHODS] + [(source, name) for name in FUNCTIONS]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in methods]
+    for owner, name, original in originals:
+        setattr(owner, name, _noting(original, name, around, log))
+    try:
+        yield log
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def _noting(original: Any, name: str, around: list[str], log: list[tuple[str, str]]) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        unit = getattr(args[0], "_module_fqn", "") if args else ""
+        around.append(unit or around[-1])
+        log.append((around[-1], "    " * (len(around) - 2) + name))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            around.pop()
+
+    return noting
+
+
+def fsdp2_places() -> list[tuple[str, str, int, str]]:
+    """(step of lesson 11, file, line, name) for each part of FSDP2 that does the step."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as param
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
+    from torch.distributed.fsdp._fully_shard import _fsdp_state as state
+
+    group, root = param_group.FSDPParamGroup, state.FSDPState
+    steps = {
+        "Unit": [group, param.FSDPParam],
+        "before_forward": [root._pre_forward, group.pre_forward],
+        "start": [group.unshard, collectives.foreach_all_gather],
+        "use": [group.wait_for_unshard, collectives.foreach_all_gather_copy_out],
+        "after_forward": [group.post_forward, root._register_pre_backward_hook],
+        "free": [group.reshard, param.free_storage],
+        "before_backward": [group.pre_backward],
+        "start_block, in backward": [group._backward_prefetch],
+        "collect": [param_group.RegisterPostBackwardFunction, group.post_backward],
+        "reduce, rows_of": [
+            collectives.foreach_reduce,
+            collectives.foreach_reduce_scatter_copy_in,
+        ],
+        "finish": [group.finalize_backward, root._root_post_backward_final_callback],
+    }
+    return [(step, *_where(part)) for step, parts in steps.items() for part in parts]
+
+
+def _where(part: Any) -> tuple[str, int, str]:
+    inner = inspect.unwrap(part)
+    file = (inspect.getsourcefile(inner) or "").rsplit("/", 1)[-1]
+    return file, inspect.getsourcelines(inner)[1], part.__qualname__

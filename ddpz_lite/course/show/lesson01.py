@@ -11,9 +11,9 @@ from ddpz_lite.course.show.style import CARD, INK, QUIET, SERIES
 LINE = {"color": INK, "linewidth": 1.2, "marker": ""}
 BLOCK = (  # left edge, width, name, what it reads
     (2.55, 0.75, "norm", SERIES[7]),
-    (3.5, 1.6, "attention\n(earlier places)", SERIES[0]),
+    (3.5, 1.6, "attention\n(earlier positions)", SERIES[0]),
     (6.1, 0.75, "norm", SERIES[7]),
-    (7.05, 1.6, "2 linear layers\n(this place)", SERIES[1]),
+    (7.05, 1.6, "2 linear layers\n(this position)", SERIES[1]),
 )
 
 
@@ -25,7 +25,7 @@ def gpt_block(model: Any) -> None:
     fig, axes = figure(height=2.5)
     with house_style():
         axes.plot([1.5, 10.4], [1.0, 1.0], color=INK, linewidth=2.5, marker="", zorder=1)
-        _box(axes, 0.05, 0.55, 1.45, "embeddings\ntoken + place", SERIES[4])
+        _box(axes, 0.05, 0.55, 1.45, "embeddings\ntoken + position", SERIES[4])
         _box(axes, 10.4, 0.55, 1.5, "norm\noutput head\n256 scores", SERIES[2])
         for left, width, name, look in BLOCK:
             _box(axes, left, 2.0, width, name, look)
@@ -40,13 +40,13 @@ def gpt_block(model: Any) -> None:
         f"A GPT from left to right: embeddings make a stream of vectors, {model.config.layers} "
         "blocks add to it, and a norm and the output head turn it into scores. Inside a block, "
         "two branches leave the stream and are added back to it: a norm and attention, which "
-        "reads earlier places, then a norm and two linear layers, which read this place."
+        "reads earlier positions, then a norm and two linear layers, which read this position."
     )
     block = model.blocks[0]
     layers = (block.norm1, block.norm2, block.up, block.down)
-    table = [["part", "numbers at each place after it", "parameters"]]
+    table = [["part", "numbers at each position after it", "parameters"]]
     table += [
-        ["embeddings, token + place", width, _count(model.tokens, model.positions)],
+        ["embeddings, token + position", width, _count(model.tokens, model.positions)],
         ["attention of one block", width, _count(block.attention)],
         ["norms and two linear layers of one block", width, _count(*layers)],
         ["last norm and output head", vocabulary, _count(model.norm, model.head)],

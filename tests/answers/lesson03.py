@@ -934,7 +934,7 @@ PROMISES = {
     "03.rank_indices": {
         "All ranks know the same seed": None,
         "nothing has to be sent": (TRACE, "training"),
-        "all samples are shuffled and dealt to the ranks": (ORDER, "training"),
+        "all samples are shuffled and distributed to the ranks": (ORDER, "training"),
         "another one for each epoch and each seed": (ORDER, "training"),
         "the same whenever it is asked for": (ORDER, "training"),
         "Every rank gets equally many": (TRAIN, "training"),

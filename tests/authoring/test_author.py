@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from ddpz_lite.course.authoring import catalogue, skeleton
+from ddpz_lite.course.authoring import catalogue, minutes, rules, skeleton
 from ddpz_lite.course.authoring import missing as authoring
 from ddpz_lite.course.check.task import find
 from ddpz_lite.course.cli import main
@@ -202,6 +202,26 @@ def test_author_says_what_is_wrong(small, said, spoil):
     spoil(small)
     found, _ = authoring.faults(small, "03")
     assert any(said in line for line in found), found
+
+
+def test_author_warns_of_a_header_whose_minutes_are_not_the_counted_ones(small):
+    notebook = rules.read(small / LESSON)
+    honest = minutes.counted(notebook)
+    for stated, warned in ((honest, False), (round(0.7 * honest), True), (2 * honest, True)):
+        notebook.metadata["ddpz"]["minutes"] = stated
+        assert bool([*minutes.misstated(notebook)]) is warned
+    metadata(minutes=2 * honest)(small)
+    _, warnings = authoring.faults(small, "03")
+    assert any(f"a learner needs about {honest}" in line for line in warnings)
+
+
+def test_minutes_are_counted_from_words_lines_questions_and_figures():
+    words = nbformat.v4.new_markdown_cell("# A title\n\n" + "word " * 260 + "\n\n| not | read |")
+    code = nbformat.v4.new_code_cell("x = show.predict(1)\n" + "y = 1\n\n" * 35)
+    assert minutes.counted(nbformat.v4.new_notebook(cells=[words, code])) == round(2 + 3 + 1.5 + 5)
+    picture = nbformat.v4.new_output("display_data", {"text/html": "<figure><img src=x></figure>"})
+    code.outputs = [picture] * 4
+    assert minutes.counted(nbformat.v4.new_notebook(cells=[words, code])) == round(15.5)
 
 
 def test_a_second_notebook_must_be_needed_by_the_lesson_that_it_names(small):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpz_lite.course.authoring import catalogue, glossary, pages, rules
+from ddpz_lite.course.authoring import catalogue, glossary, minutes, pages, rules
 from ddpz_lite.course.authoring.skeleton import TODO
 from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.run import draw
@@ -46,6 +46,8 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         found.append(f"lessons/{number}_*.ipynb is missing")
     else:
         found += _lesson(root, path)
+        said = minutes.misstated(rules.read(path))
+        warnings += (f"{_named(path)}: {wrong}" for wrong in said)
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
     else:

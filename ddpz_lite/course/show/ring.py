@@ -125,7 +125,7 @@ class RingSteps:
 
 
 def ring_steps(traces: Mapping[int, Trace]) -> None:
-    """Show a ring step by step. Without a kernel: all steps of the largest world, side by side.
+    """Show a ring step by step. Without a kernel: four moments of the largest world.
 
     traces: by world size, what the ranks returned: for each rank the list of its tensors (length,),
     one before the first step and one after each. Rank r starts with 10**r in every element, and
@@ -164,21 +164,17 @@ def picture(model: RingSteps) -> Figure:
 
 
 def film_strip(model: RingSteps) -> Figure:
-    """All steps of the model's world size, small."""
-    columns = 4
-    rows = -(-(model.last + 1) // columns)
-    fig, grid = figure(rows, columns, height=1.9 * rows, squeeze=False)
+    """Four moments of the model's world size: before, the first step, half-way, and the last."""
+    moments = list(dict.fromkeys((0, 1, model.world - 1, model.last)))
+    fig, grid = figure(1, len(moments), height=2.3, squeeze=False)
     with house_style():
-        for step, axes in enumerate(grid.flat):
-            if step > model.last:
-                axes.set_axis_off()
-                continue
+        for step, axes in zip(moments, grid.flat, strict=True):
             _draw(axes, model, step, size=6)
-            axes.set_title(f"step {step}" if step else "before", fontsize=9)
+            axes.set_title(f"step {step} of {model.last}" if step else "before", fontsize=9)
             axes.set_xticks([])
             axes.set_yticks(range(model.world), [f"rank {rank}" for rank in range(model.world)])
             axes.tick_params(labelsize=7)
-            if step % columns:
+            if step:
                 axes.set_yticks([])
     return fig
 

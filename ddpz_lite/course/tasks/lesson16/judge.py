@@ -186,9 +186,8 @@ def _far(seen: Observed, number: int) -> str | None:
             f"node. Each rank of a node has a link; each takes {most:,} bytes if it carries 1/L."
         )
     return (
-        f"{told}; 2(n/L)(M-1)/M is {most:,}. Do the groups follow `nodes`, in whatever order ranks "
-        "were dealt? And what crosses must be cut first: each rank of a node "
-        "takes another part of the tensor to the other nodes."
+        f"{told}; 2(n/L)(M-1)/M is {most:,}. What crosses must be cut first, and each rank of a "
+        "node takes another part of the tensor to the other nodes. Do the groups follow `nodes`?"
     )
 
 

@@ -59,8 +59,8 @@ class ShardedOptimizer(WrappedOptimizer):
         self._is_final = False
         self.before_finalize: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         if elementwise:
-            params = (p for group in self.param_groups for p in group["params"])
-            device = next((p.device for p in params), "cpu")  # none on a frozen pipeline stage
+            devices = [p.device for group in self.param_groups for p in group["params"]]
+            device = devices[0] if devices else "cpu"  # none on a frozen pipeline stage
             check_elementwise(optimizer_class, options, device)
         self.flatten(self.param_groups)
         self.inner = optimizer_class([self.inner_group(g) for g in self.param_groups], **options)
@@ -122,8 +122,7 @@ class ShardedOptimizer(WrappedOptimizer):
             return True
         shards = self.shards()
         grads = [own_grad(p).as_subclass(Tensor) for p in shards if own_grad(p) is not None]
-        device = shards[0].device if shards else "cpu"  # a frozen pipeline stage takes part too
-        return self.loss_scale.update(grads, self.comm, device)
+        return self.loss_scale.update(grads, self.comm, shards[0].device if shards else "cpu")
 
     def call_inner(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of `inner`, which may read and change options, state and shards."""

@@ -81,8 +81,7 @@ def parallelize(
         loss_scale: fp16 only: your own `LossScale` in place of the default one.
         offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.
         param_groups: `f(module)` returns parameters of the module, or groups of them with their
-            options, as for any torch optimizer; it is called before sharding, so shapes can be
-            asked.
+            options, as for any torch optimizer; called before sharding, with full shapes.
         broadcast_buffers, units, reshard_after_forward: see `DDP` and `ZeRO3`.
         gather_dtype, prefetch, init_fn, device: see `ZeRO3`.
         optimizer_kwargs: for optimizer_class.
@@ -101,8 +100,8 @@ def parallelize(
     check_stage(stage, row, gather_dtype, pipe.clash if pipe is not None else None)
     check_hooks(module, sharded=row.parameter is Placement.SHARD)
     groups = with_names(module, param_groups, may_be_frozen=pipe is not None)
-    if pipe is not None and not any(True for _ in module.parameters()):
-        _, row = rows(0)  # a stage without parameters has nothing to shard
+    has_params = any(True for _ in module.parameters())
+    row = row if has_params or pipe is None else rows(0)[1]  # a bare stage has nothing to shard
     loss_scale = cast_module(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}

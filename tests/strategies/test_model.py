@@ -128,7 +128,7 @@ def test_generate():
         (lambda: GPTConfig(layers=2.0), "layers must be a whole number"),
         (lambda: GPTConfig(dropout=1.0), r"dropout must lie in \[0, 1\)"),
         (lambda: build()(tokens(time=13)), "window of 13 tokens does not fit the context of 12"),
-        (lambda: build()(tokens()[0]), "add a batch dimension"),
+        (lambda: build()(tokens()[0]), "for one sequence, add a dimension"),
         (lambda: build().generate(tokens()[:, :0], 1), "prompt must be"),
         (lambda: build().generate(tokens(), 1, top_k=38), r"top_k must lie in 1\.\.37"),
         (lambda: next_token_loss(build()(tokens()), tokens()[:, 1:]), "need targets"),

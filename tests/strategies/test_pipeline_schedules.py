@@ -272,5 +272,5 @@ def interleaved_in_order(world: int) -> None:
 
 def test_interleaving_waits_forever_where_messages_go_one_after_the_other():
     """Why it is refused on NCCL."""
-    with pytest.raises(dz.RankFailed, match="each waits for another of them to move"):
+    with pytest.raises(dz.RankFailed, match="Each rank waits for another one"):
         dz.launch(interleaved_in_order, 2, args=(2,))

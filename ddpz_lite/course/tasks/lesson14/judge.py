@@ -66,7 +66,7 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
         case(2, (3, 1, 4, 2, 6), dtype=torch.float64, kind="other", says=" of float64"),
         case(3, (2,), (4, 1, 2, 2), kind="again"),
         case(
-            2,
+            3,
             (3, 1),
             (3, 1),
             (1, 3),

@@ -1319,7 +1319,7 @@ WRONG["03.weighted_mean"] += [
             "    shapes = tuple(g.shape for g in gradients)\n"
             "    solution(gradients, SAMPLES.setdefault(shapes, samples))\n",
         ),
-        says="",
+        says="is wrong: it is off by",
         loses=("unequal batches: the mean over all samples",),
     ),
     Wrong(

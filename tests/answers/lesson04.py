@@ -658,7 +658,7 @@ WRONG["04.stop_together"] += [
             "MOST = []\n\n\ndef stop_together(step, wants_to_stop, most):\n"
             "    MOST.append(most)\n    return solution(step, wants_to_stop, MOST[0])\n",
         ),
-        says="",
+        says="Expected are 7, the most allowed",
         loses=("ties, wishes of other steps, and none",),
     )
 ]

@@ -492,6 +492,7 @@ PROMISES = {
         "Use messages alone": (*ALONE, ""),
         "No rank sends more than 2(N − 1)/N of the padded weights": (*BYTES, "uneven"),
         "need not divide by N, and may be smaller than N": (*UNEVEN, "uneven"),
+        "N may be 1": (*SGD, ""),
         "`wait()` for": None,
         "Send outgoing[q] to each other rank q": None,
         "returns the new weights, (length,)": (*SGD, ""),
@@ -504,7 +505,7 @@ PROMISES = {
     "07.bounded": {
         "All workers begin their first step without asking": (*FORM, ""),
         "`left(worker)` when one has been lost or has no batches left": (*LEFT, "left"),
-        "For both, if you like": None,
+        "A helper for both, optional": None,
         "they wait no more": None,
         "Returns a list of workers, in any order": (*FORM, ""),
         "Both return the workers that may begin their next step now": (*FORM, ""),

@@ -258,19 +258,19 @@ PROMISES = {
         "list of ints, the elements of each parameter": None,
     },
     "09.zero1": {
-        "finds gradients on every rank that have not been averaged": (*PLAIN, ""),
+        "finds gradients on every rank that have not been averaged": (*PLAIN, "other"),
         "the step that `optimizer_class` would make": (
             "the parameters of plain SGD on the mean gradient",
             "other",
         ),
-        "ranks hold all new parameters afterwards": (*PLAIN, ""),
+        "ranks hold all new parameters afterwards": (*PLAIN, "other"),
         "each rank keeps optimizer states for its N-th part only": (*SHARE, "changed"),
         "sends no more than an all-reduce": (*TRAFFIC, ""),
         "a rank holds, beside parameters and gradients, its part and no more": (*SHARE, "again"),
         "a range of all elements or whole parameters": None,
         "before every step all of them get a gradient": None,
         "contiguous or not": ("several models, few parameters, any layout", "again"),
-        "give all shares to all ranks": (*PLAIN, ""),
+        "give all shares to all ranks": (*PLAIN, "other"),
     },
 }
 

@@ -477,6 +477,6 @@ WRONG["10.clip_shards"] += [
         "the square is compared with the limit",
         altered("10.clip_shards", ("factor = (max_norm / norm).clamp(max=1.0)",
                                    "factor = max_norm / norm if square > max_norm else 1.0")),
-        says="",
+        says="are as long as before",
     )
 ]  # fmt: skip

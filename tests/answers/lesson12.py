@@ -773,7 +773,7 @@ WRONG["12.agree_on_overflow"] += [
             "    FIRST.append(max_norm)\n"
             "    return solution(parameters, optimizer, scaler, FIRST[0])\n",
         ),
-        says="",
+        says="parameter 0 is wrong: it is off by",
         loses=("growth, and two runs in turn",),
     ),
 ]  # fmt: skip
@@ -798,7 +798,7 @@ WRONG["12.hybrid_step"] += [
              "                request.wait()\n"
              "            total = total + other"),
         ),
-        says="",
+        says="hold the same shard with different bits",
         loses=("one node; nodes of one rank; three nodes",),
     ),
 ]  # fmt: skip

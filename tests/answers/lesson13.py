@@ -679,7 +679,7 @@ WRONG["13.atomic_save"] += [
         "a disk that is told not to kill",
         altered("13.atomic_save", ("        self.disk = disk", "        self.disk = disk\n"
                                    "        disk._left = None")),
-        says="_left",
+        says="'Disk' object has no attribute '_left'",
     ),
     Wrong(
         "step numbers of eight digits, sorted as words",
@@ -701,7 +701,7 @@ WRONG["13.reshard"] += [
             "    saved = KEPT.setdefault((tuple(names), world), saved)\n"
             "    return solution(read, keys, saved, world, names)\n",
         ),
-        says="",
+        says="were asked for at",
     )
 ]
 WRONG["13.resume"] += [

@@ -825,7 +825,7 @@ PROMISES = {
         "no batch is left out": (*UNEVEN, "uneven"),
         "all ranks skip that step": (*SKIP, "nan"),
         "over all ranks' held-out samples, every sample once": (*HELD, ""),
-        "not smaller than the one before, all ranks stop": (*STOP, "stop"),
+        "unless it is smaller than the one before, all ranks stop": (*STOP, "stop"),
         "Train at most so many epochs": (*ALIKE, ""),
         "updates weight (in,) in place": (*ALIKE, ""),
         "of another length on each rank": (*UNEVEN, "uneven"),

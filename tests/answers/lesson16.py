@@ -667,7 +667,7 @@ PROMISES = {
         "trains the first steps of your plan again": (*SAME_LOSSES, ""),
         "as the lesson has them": (*SAME_LOSSES, ""),
         "a reader": None,
-        "another stage, another interval or another kill": (*OWN, ""),
+        "another number of steps or another seed": (*OWN, ""),
         "A prediction may be wrong": None,
         "it must be one": (*COMMITS, ""),
         "the step after which a node dies": (*WHOLE, ""),

@@ -53,8 +53,9 @@ def gather(source: Path) -> None:
                 shutil.copy(path, into)
     page = source / "lessons/README.md"
     page.write_text(MERMAID.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
-    outline = pages.outline(catalogue.read(ROOT), "lessons/")
-    (source / "map.inc").write_text(outline, encoding="utf-8")
+    if (ROOT / "lessons/plan.json").exists():
+        outline = pages.outline(catalogue.read(ROOT), "lessons/")
+        (source / "map.inc").write_text(outline, encoding="utf-8")
     if (ROOT / "README.md").exists():
         shutil.copy(ROOT / "README.md", source / "README.inc")  # parts of it are in pages
     (source / "questions").mkdir(exist_ok=True)

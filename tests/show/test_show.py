@@ -495,13 +495,22 @@ def test_the_measuring_cell_asks_for_a_commitment(shown, capsys, monkeypatch):
     guess.reveal(8)
     assert capsys.readouterr().out.splitlines() == [
         "Commit to a number first. How many?",
-        "Your prediction, bytes: ",
+        "Your prediction, bytes (Enter takes 12 bytes): ",
         "'six' is not a number. Write it in digits, such as 1,200 or 1.2e3.",
-        "Your prediction, bytes: ",
+        "Your prediction, bytes (Enter takes 12 bytes): ",
         "predicted  7 bytes",
         "measured   8 bytes",
         "Not right: measured / predicted = 1.14",
     ]
+
+
+def test_an_empty_line_takes_the_default(shown, capsys, monkeypatch):
+    """So Run All continues with Enter, and the output says that nothing was entered."""
+    monkeypatch.setattr(interactive, "notebook", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda prompt: "")
+    show.predict("How many?", default=12, unit="bytes").reveal(12)
+    out = capsys.readouterr().out
+    assert "predicted  12 bytes  (the default: no prediction entered)" in out
 
 
 def test_predictions_are_checked():

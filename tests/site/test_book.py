@@ -124,7 +124,7 @@ def test_the_states_of_the_calculator_say_what_it_says():
     found = states.calculate()
     job = calculator.Job(calculator.MODELS["6.7 B"], 8, 3, windows=4)
     assert calculator.advice(job, 80e9) in html.unescape(found["states"][0][0][3][0][1])
-    assert [len(knob["values"]) for knob in found["knobs"]] == [1, 1, 4, 2, 3]
+    assert [len(knob["values"]) for knob in found["sliders"]] == [1, 1, 4, 2, 3]
 
 
 # ---- the site ----

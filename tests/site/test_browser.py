@@ -305,24 +305,6 @@ def test_every_cell_ran_without_an_error(page):
     assert page.locator(STDERR).all_inner_texts() == []
 
 
-def test_a_slider_moved_by_keyboard_redraws_figure_and_numbers(page):
-    explorer = live(page, having="figure img")
-    slider = explorer.get_by_role("slider").first
-    figure, table = explorer.locator("figure img").first, explorer.locator("table").first
-    before = figure.get_attribute("src"), table.text_content()
-    assert slider.get_attribute("aria-label").strip(), "a screen reader has no name for it"
-    at_the_end = slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemax")
-    slider.focus()
-    page.keyboard.press("ArrowLeft" if at_the_end else "ArrowRight")
-    after = until(
-        lambda: (figure.get_attribute("src"), table.text_content()),
-        lambda now: now[0] != before[0] and now[1] != before[1],
-        "neither the figure nor its numbers changed after an arrow key",
-    )
-    assert after[0].startswith("data:image/png;base64,")
-    assert figure.get_attribute("alt").strip()
-
-
 def test_a_quiz_explains_wrong_answers_and_the_right_one(page):
     quiz = live(page, having=".dz-choice")
     question = quiz.locator(".widget-vbox").filter(has=page.locator(".dz-choice")).first

@@ -245,3 +245,39 @@ def test_complex_gradients_travel_whole_whatever_the_reduce_dtype():
         model().backward()  # the gradient is twice the weight
         optimizer.step()
         assert torch.equal(model.module.weight.detach(), torch.tensor([0.5 + 1j, 1.5 - 0.5j]))
+
+
+class Counts(nn.Module):
+    """Adds its buffer, which every rank changes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.seen.sum()
+
+
+def buffers_seen() -> list[list[float]]:
+    """The buffer after a forward in training and one in evaluation, for each stage and option."""
+    found = []
+    for stage in range(4):
+        for sends in (True, False):
+            model, _ = dz.parallelize(
+                Counts(), torch.optim.SGD, stage, lr=0.1, broadcast_buffers=sends
+            )
+            after = []
+            for mode in (model.train, model.eval):
+                mode()
+                model.module.seen.fill_(dist.get_rank() + 1)
+                model(torch.ones(1, 2))
+                after.append(model.module.seen[0].item())
+            found.append(after)
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_buffers_are_rank_0s_in_training_and_own_ones_without_the_option(world):
+    for rank, found in enumerate(dz.launch(buffers_seen, world)):
+        assert found == [[1.0, rank + 1.0], [rank + 1.0, rank + 1.0]] * 4

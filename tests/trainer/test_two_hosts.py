@@ -97,7 +97,7 @@ def test_who_waits_says_where_and_for_how_many():
         first = start(hosts, 0, [str(RANK), "1"], WAIT="2")
         said = output(first)
         here = hosts[0].address
-    assert f"node 0 of 2 ({here}, cable0) meets the others at {here}:29500, job ddpz" in said
+    assert f"node 0 of 2 ({here}, cable0) joins at {here}:29500, job ddpz" in said
     assert first.returncode != 0 and "RendezvousTimeoutError" in said
 
 
@@ -245,7 +245,7 @@ def test_what_the_pods_run_trains_on_two_hosts_that_know_each_other_by_name(tmp_
         for host in hosts:
             host.end()
         said += "".join(output(pod) for pod in pods)
-    assert "node 1 of 2 (10.77.0.2, cable1) meets the others at ddpz-0.ddpz:29500" in said
+    assert "node 1 of 2 (10.77.0.2, cable1) joins at ddpz-0.ddpz:29500" in said
     assert "ZeRO-3 on 4 ranks over gloo" in said
 
 

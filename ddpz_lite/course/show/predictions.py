@@ -105,10 +105,15 @@ class Prediction:
         return f"{written(value)} {self.unit}".strip()
 
     def _ask(self) -> None:
+        """Ask until there is a number. An empty line takes the default, so Run All continues."""
         print(f"Commit to a number first. {self.question.replace('`', '')}")
+        unit = f", {self.unit}" if self.unit else ""
         while self.committed is None:
+            text = input(f"Your prediction{unit} (Enter takes {self.written(self.default)}): ")
+            if not text.strip():
+                return
             try:
-                self.commit(input(f"Your prediction{', ' * bool(self.unit)}{self.unit}: "))
+                self.commit(text)
             except ValueError as error:
                 print(error)
 

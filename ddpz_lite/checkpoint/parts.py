@@ -27,7 +27,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.mesh import cuts_of
 from ddpz_lite.strategies.optim import ShardedOptimizer
-from ddpz_lite.strategies.pipeline import Pipeline, check_axes
+from ddpz_lite.strategies.pipeline.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.replica import Replica
 
 T = TypeVar("T")

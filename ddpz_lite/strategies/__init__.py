@@ -18,8 +18,8 @@ groups       which ranks hold a model together; `across`, where replicas cut a s
 costs        bytes held and elements sent, from the table
 quantised    8 bits; `hooks`, what a bucket may send in place of all its bits
 local        ranks that meet every H steps
-pipeline     stages on ranks, micro-batches through them; `schedules`, in which order
-tensor       attention and MLP split over ranks; `mesh`, what follows for norms and checkpoints
+pipeline/    stages on ranks, micro-batches through them
+tensor/      attention and MLP split over ranks; `mesh`, what follows for norms and checkpoints
 meta_device  models built unit by unit
-guards       what is refused, and what is watched for
+guards/      what is refused, and what is watched for
 """

@@ -27,7 +27,7 @@ from ddpz_lite.strategies.guards.model import check_hooks, check_stage
 from ddpz_lite.strategies.guards.param_groups import ParamGroups, with_names, with_params
 from ddpz_lite.strategies.mesh import Chunks
 from ddpz_lite.strategies.optim import ShardedOptimizer
-from ddpz_lite.strategies.pipeline import Pipeline, check_axes
+from ddpz_lite.strategies.pipeline.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
 from ddpz_lite.strategies.precision import LossScale, cast_module, keeps_dtype
 from ddpz_lite.strategies.replica import ReplicaOf

@@ -39,7 +39,7 @@ from ddpz_lite.model import GPT, GPTConfig, next_token_loss
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.pipeline import Pipeline
+from ddpz_lite.strategies.pipeline.pipeline import Pipeline
 from ddpz_lite.trainer.batches import Batch, Batches
 from ddpz_lite.trainer.log import Log
 from ddpz_lite.trainer.mesh import mesh_of, nats_through, pipeline_of

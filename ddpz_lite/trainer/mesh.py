@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from ddpz_lite.checkpoint.parts import comm_of
 from ddpz_lite.model import GPT, next_token_loss
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.pipeline import Pipeline, gpt_stages
-from ddpz_lite.strategies.schedules import one_f_one_b
-from ddpz_lite.strategies.tensor import tensor_parallel
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.pipeline import Pipeline
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
+from ddpz_lite.strategies.tensor.layers import tensor_parallel
 from ddpz_lite.trainer.batches import Batch
 from ddpz_lite.trainer.recipe import Recipe
 from ddpz_lite.trainer.saving import TrainingError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpz_lite.course.show import pipeline
-from ddpz_lite.strategies.schedules import zero_bubble
+from ddpz_lite.strategies.pipeline.schedules import zero_bubble
 
 
 def test_the_picture_says_what_it_shows():

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import ddpz_lite as dz
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.gradient import own_grad
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import one_f_one_b
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
 
 AXES = ("data", "pipe", "tensor")
 CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=3, heads=2, width=8, tied=True)

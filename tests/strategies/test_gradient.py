@@ -24,8 +24,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 import ddpz_lite as dz
 from ddpz_lite.checkpoint.parts import local_parameters
 from ddpz_lite.strategies.parallelize import parallelize
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import one_f_one_b
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
 
 STAGES = (0, 1, 2, 3)
 

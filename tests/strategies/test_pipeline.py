@@ -14,8 +14,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import gpipe, interleaved, one_f_one_b, read
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import gpipe, interleaved, one_f_one_b, read
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 ROWS, T, WIDTH = 5, 4, 8

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.pipeline import gpt_stages
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import interleaved, one_f_one_b, zero_bubble
 from ddpz_lite.strategies.precision import LossScale
-from ddpz_lite.strategies.schedules import interleaved, one_f_one_b, zero_bubble
 
 STAGES, STEPS, CLIP, T = (0, 1, 2, 3), 2, 0.05, 5
 CONFIG = dz.GPTConfig(vocab_size=11, context=T, layers=4, heads=2, width=8, tied=True)

@@ -19,8 +19,8 @@ from torch.distributed.pipelining.schedules import (
 from torch.utils.checkpoint import checkpoint
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import (
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import (
     gpipe,
     interleaved,
     live,

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import ddpz_lite as dz
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from ddpz_lite.strategies.vocabulary import vocabulary_loss
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from ddpz_lite.strategies.tensor.vocabulary import vocabulary_loss
 
 WORLD, V, T, ROWS, STEPS = 4, 12, 4, 16, 2
 SHAPES = ((2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1), (1, 1, 4))  # data, pipe, tensor

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
-from ddpz_lite.strategies.schedules import (
+from ddpz_lite.strategies.pipeline.schedules import (
     gpipe,
     idle,
     interleaved,

@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint
 import ddpz_lite as dz
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.mesh import cuts_of
-from ddpz_lite.strategies.pipeline import gpt_stages
-from ddpz_lite.strategies.schedules import one_f_one_b
-from ddpz_lite.strategies.sequence import SequenceNorm
-from ddpz_lite.strategies.tensor import ColumnLinear, RowLinear
-from ddpz_lite.strategies.vocabulary import vocabulary_loss
+from ddpz_lite.strategies.pipeline.pipeline import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
+from ddpz_lite.strategies.tensor.layers import ColumnLinear, RowLinear
+from ddpz_lite.strategies.tensor.sequence import SequenceNorm
+from ddpz_lite.strategies.tensor.vocabulary import vocabulary_loss
 
 WIDTH, HEADS, T, B, LAYERS, V = 24, 12, 12, 2, 2, 36
 KINDS = [

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.mesh import Cut, cuts_of
-from ddpz_lite.strategies.tensor import ColumnLinear, RowLinear
+from ddpz_lite.strategies.tensor.layers import ColumnLinear, RowLinear
 
 WIDTH, HEADS, T, B, LAYERS = 24, 12, 5, 2, 2
 CONFIG = dz.GPTConfig(vocab_size=7, context=T, layers=LAYERS, heads=HEADS, width=WIDTH, tied=True)

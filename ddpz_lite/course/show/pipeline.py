@@ -8,7 +8,7 @@ from typing import Any
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
 from ddpz_lite.course.show.style import CARD, TEXT_COLOR, style_of
-from ddpz_lite.strategies.schedules import (
+from ddpz_lite.strategies.pipeline.schedules import (
     Bar,
     Schedule,
     gpipe,

@@ -71,7 +71,7 @@ READY_MADE = (
     "data/work_queue.py",
 )
 # Files of these that are not strategies.
-FACTS = ("strategies/placement.py", "strategies/costs.py", "strategies/schedules.py")
+FACTS = ("strategies/placement.py", "strategies/costs.py", "strategies/pipeline/schedules.py")
 DEVICES = ("null", "full", "random", "urandom")  # of "zero" one could map shared memory
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.schedules import Action
+from ddpz_lite.strategies.pipeline.schedules import Action
 
 DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64),

@@ -32,10 +32,10 @@ from torch.nn import functional as F
 from ddpz_lite.model import GPT, Attention, Block
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.mesh import Cut, mark
-from ddpz_lite.strategies.sequence import SequenceDropout, SequenceNorm
-from ddpz_lite.strategies.tensor_functions import Add, Copy, GatherLinear, Scatter
-from ddpz_lite.strategies.tensor_masks import draw_alike, draw_apart
-from ddpz_lite.strategies.vocabulary import VocabularyEmbedding
+from ddpz_lite.strategies.tensor.functions import Add, Copy, GatherLinear, Scatter
+from ddpz_lite.strategies.tensor.masks import draw_alike, draw_apart
+from ddpz_lite.strategies.tensor.sequence import SequenceDropout, SequenceNorm
+from ddpz_lite.strategies.tensor.vocabulary import VocabularyEmbedding
 
 Group = dist.DeviceMesh | dist.ProcessGroup | Comm | None
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.mesh import Cut
-from ddpz_lite.strategies.tensor_functions import Add
+from ddpz_lite.strategies.tensor.functions import Add
 
 IGNORED = -100  # a target that counts nothing, as in torch's cross_entropy
 

@@ -25,13 +25,20 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm, backend_of
 from ddpz_lite.strategies.ddp import DDP
-from ddpz_lite.strategies.gpt_stages import GPTStage, gpt_stages
 from ddpz_lite.strategies.mesh import Chunks, cuts_of
-from ddpz_lite.strategies.pipeline_messages import Message, Messages
-from ddpz_lite.strategies.pipeline_ties import Ties
+from ddpz_lite.strategies.pipeline.gpt_stages import GPTStage, gpt_stages
+from ddpz_lite.strategies.pipeline.messages import Message, Messages
+from ddpz_lite.strategies.pipeline.schedules import (
+    Action,
+    Schedule,
+    chunks_of,
+    kinds_of,
+    play,
+    words,
+)
+from ddpz_lite.strategies.pipeline.ties import Ties
+from ddpz_lite.strategies.pipeline.weight_gradients import Later, accumulate, deferred
 from ddpz_lite.strategies.replica import Replica
-from ddpz_lite.strategies.schedules import Action, Schedule, chunks_of, kinds_of, play, words
-from ddpz_lite.strategies.weight_gradients import Later, accumulate, deferred
 from ddpz_lite.wire import span
 
 __all__ = ["GPTStage", "Pipeline", "check_axes", "gpt_stages"]
@@ -59,8 +66,8 @@ class Pipeline(nn.Module):
             that is in several stages is tied: it starts with the values of the first, and its
             gradient is the sum over all.
         schedule: for each rank the order of its actions: `gpipe(p, m)`, `one_f_one_b(p, m)`,
-            `interleaved(p, m, chunks)`, `zero_bubble(p, m)` of `ddpz_lite.strategies.schedules`, or
-            your own. With v chunks there are p * v stages, and stage s is on rank s % p.
+            `interleaved(p, m, chunks)`, `zero_bubble(p, m)` of
+            `ddpz_lite.strategies.pipeline.schedules`, or your own. With v chunks there are p * v stages, and stage s is on rank s % p.
         group: a process group or 1-D mesh. Default: the world.
 
     Attributes: `module` is this rank's stage as it was given (`Chunks` of several); `most_live` how

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.tensor_functions import Copy, Join, Split
+from ddpz_lite.strategies.tensor.functions import Copy, Join, Split
 
 
 class SequenceNorm(nn.LayerNorm):

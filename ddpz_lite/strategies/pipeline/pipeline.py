@@ -67,7 +67,8 @@ class Pipeline(nn.Module):
             gradient is the sum over all.
         schedule: for each rank the order of its actions: `gpipe(p, m)`, `one_f_one_b(p, m)`,
             `interleaved(p, m, chunks)`, `zero_bubble(p, m)` of
-            `ddpz_lite.strategies.pipeline.schedules`, or your own. With v chunks there are p * v stages, and stage s is on rank s % p.
+            `ddpz_lite.strategies.pipeline.schedules`, or your own. With v chunks there are
+            p * v stages, and stage s is on rank s % p.
         group: a process group or 1-D mesh. Default: the world.
 
     Attributes: `module` is this rank's stage as it was given (`Chunks` of several); `most_live` how

@@ -353,7 +353,9 @@ def test_canvas_in_and_out(course, write, no_ranks, capsys):
         assert sorted(archive.namelist()) == [
             "leeada_4713_90003_feedback.html",
             "lovelaceada_LATE_4711_90007_feedback.html",
+            "obrienseán_4714_90004_feedback.html",
         ]
+        assert b"Not graded" in archive.read("obrienseán_4714_90004_feedback.html")
 
 
 def test_moodle_in_and_out(course, write, no_ranks, capsys):
@@ -363,7 +365,7 @@ def test_moodle_in_and_out(course, write, no_ranks, capsys):
     assert main([*words, "--out", "out"]) == 1
     assert len(rows((course / "out/moodle.csv").read_text())) == 5
     assert main(["release", "out", "--to", "back", "--for", "moodle"]) == 0
-    assert "4 students in back/, 4 new or changed; 3 files in moodle-fe" in capsys.readouterr().out
+    assert "4 students in back/, 4 new or changed; 4 files in moodle-fe" in capsys.readouterr().out
     with zipfile.ZipFile(course / "back/moodle-feedback.zip") as archive:
         name = "Hopper, Grace_4712_assignsubmission_file_/feedback.html"
         assert name in archive.namelist() and b"Grace Hopper" in archive.read(name)

@@ -38,6 +38,8 @@ from ddpz_lite.course.grader.report import MISSING, NO_STUDENT, UNLISTED, Report
 from ddpz_lite.course.grader.sandbox.limits import Limits
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 
+# In --out: the seed, and where ungraded work came from, for later runs and `ddpz release`.
+BATCH = Path("grades", "batch.json")
 TIMEOUT_FACTOR = 2.0  # of a case's timeout, because many ranks share this machine
 
 
@@ -186,18 +188,19 @@ def _people(options: Namespace, out: Path, exercises: dict[str, Pristine]) -> Pe
 
 def _seed(out: Path, asked: int | None) -> int:
     """The seed of the batch in `out`, else the one asked for, else a fresh one."""
-    kept = out / "grades" / "batch.json"
     try:
-        seed = int(json.loads(kept.read_text(encoding="utf-8"))["seed"])
+        kept = json.loads((out / BATCH).read_text(encoding="utf-8"))
+        seed = int(kept["seed"])
     except (OSError, ValueError, TypeError, KeyError):
         seed = secrets.randbits(64) if asked is None else asked
+        kept = {"seed": seed, "not_graded": []}
     if asked not in (None, seed):
         raise UserError(
             f"--seed: {out}/ was graded with another seed, and its reports would mix the two. "
             "Fix: choose another --out, or leave --seed out"
         )
     try:
-        batch.write(kept, json.dumps({"seed": seed}) + "\n")
+        batch.write(out / BATCH, json.dumps(kept) + "\n")
     except OSError as error:
         raise UserError(f"--out: {out}/ cannot be written ({error.strerror})") from None
     return seed
@@ -303,6 +306,9 @@ def _write_students(out: Path, report: Report) -> list[NotGraded]:
 def _write(
     out: Path, report: Report, submissions: Sequence[Submission], platform: str | None
 ) -> None:
+    not_graded = [(one.student, one.where) for one in report.lost if one.student]
+    kept = {"seed": report.terms.seed, "not_graded": not_graded}
+    batch.write(out / BATCH, json.dumps(kept) + "\n")
     batch.write(out / "gradebook.csv", formats.gradebook(report))
     batch.write(out / "junit.xml", formats.junit(report))
     batch.write(out / "summary.md", pages.summary(report))

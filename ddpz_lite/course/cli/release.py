@@ -64,10 +64,16 @@ def _copy(source: Path, target: Path, seed: str) -> bool:
 
 def _members(grades: Path, platform: str) -> Iterator[tuple[str, Path]]:
     """(name in the zip, feedback) by the names that the platform gave the submissions."""
+    handed_in = []
     for path in sorted((grades / "grades").glob("*.*.json")):
         grade = json.loads(path.read_text(encoding="utf-8"))
-        source = grades / "students" / grade["student"] / "feedback.html"
-        for part in PurePosixPath(grade["where"]).parts:
+        handed_in.append((grade["student"], grade["where"]))
+    graded = {student for student, _ in handed_in}
+    lost = json.loads((grades / "grades/batch.json").read_text(encoding="utf-8"))["not_graded"]
+    handed_in += [(student, where) for student, where in lost if student not in graded]
+    for student, where in handed_in:
+        source = grades / "students" / student / "feedback.html"
+        for part in PurePosixPath(where).parts:
             sender = platforms.sender(part)
             if sender and sender.platform == platform and source.exists():
                 yield platforms.MARKS[platform].feedback(part), source

@@ -113,6 +113,13 @@ def test_the_number_of_a_lesson_may_lack_its_nought(typed, number):
     assert shared.lesson_number(typed) == number
 
 
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    script = "ddpz_lite progress | true; echo ${PIPESTATUS[0]}"
+    command = ["bash", "-c", f"{sys.executable} -u -m {script}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 def test_subcommands_do_not_import_the_command():
     """No circle: cli/__init__ imports them, and what they share lies in cli/shared."""
     for path in sorted((ROOT / "ddpz_lite/course/cli").glob("*.py")):

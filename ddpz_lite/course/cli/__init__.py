@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -18,7 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `ddpz` with `argv` (this process's arguments by default) and return the exit status."""
     options = _parser().parse_args(argv)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 128 + signal.SIGPIPE
     except UserError as error:
         print(f"ddpz {options.command}: {error}", file=sys.stderr)
         return 2
@@ -30,6 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ddpz {options.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that its reader has closed, as `head` does."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -78,7 +78,8 @@ exercises: setup  ## make the learners' copies in exercises/ from solutions/
 course: setup  ## write map, tables, sums and links from the notebooks' metadata
 	$(IN_VENV) ddpz course $(ARGS)
 
-book: setup  ## build the course as a static site in build/book/html
+book:  ## build the course as a static site in build/book/html
+	$(call environment,--for lab book)
 	$(IN_VENV) .venv/bin/python book/build.py $(ARGS)
 
 lint: setup  ## check the style of code and notebooks

@@ -121,6 +121,29 @@ def relink(page: str, marks: dict[tuple[str, str], str]) -> str:
     return re.sub(r'href="([^"/#]+\.ipynb)#cell-id=([^"]+)"', link, page)
 
 
+# Where the markup of Sphinx, its theme and MyST-NB lacks a name or a level for screen readers.
+NAMED = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+    '<summary aria-label="Toggle hidden content">': "<summary>",
+}
+NO_HEADING = re.compile(r"<th\b[^>]*>(?:<p></p>)?</th>")
+PARAMETERS = re.compile(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>")  # of a signature: a list without terms
+
+
+def name_parts(page: str) -> str:
+    """A page whose headings have levels, whose regions have names and whose lists have items."""
+    for old, new in NAMED.items():
+        page = page.replace(old, new)
+
+    def listed(found: re.Match[str]) -> str:
+        items = found[1].replace("<dd>", "<li>").replace("</dd>", "</li>")
+        return f'<ul class="dz-parameters">\n{items}</ul>'
+
+    return PARAMETERS.sub(listed, NO_HEADING.sub("<td></td>", page))
+
+
 def build(to: Path) -> int:
     """Write the site to the folder `to`/html; returns 0 if there was nothing to complain about."""
     source, pages = to / "source", to / "html"
@@ -130,6 +153,8 @@ def build(to: Path) -> int:
     # A warning is an error, for every warning here is a reader's dead end.
     words = ["--quiet", "--fail-on-warning", "--builder=html", f"--doctree-dir={to / 'doctrees'}"]
     status = build_main([*words, "--fresh-env", str(source), str(pages)])
+    for path in pages.rglob("*.html"):
+        path.write_text(name_parts(path.read_text(encoding="utf-8")), encoding="utf-8")
     if status == 0:
         print(f"book: open {pages / 'index.html'}")
     return status

@@ -34,10 +34,11 @@ python_maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_title = "ddpz-lite"
+html_favicon = "favicon.svg"
 html_theme_options = {"light_css_variables": {"code-font-size": "0.77rem"}}  # lines fit the page
-html_static_path = ["site.css", "states.js", "widgets.js", "cards.js", "find.js"]
+html_static_path = ["site.css", "states.js", "widgets.js", "cards.js", "find.js", "wide.js"]
 html_css_files = ["site.css"]
-html_js_files = [("find.js", {"defer": "defer"})]
+html_js_files = [(name, {"defer": "defer"}) for name in ("find.js", "wide.js")]
 html_show_search_summary = False  # it would be fetched, which a page from a file may not
 html_copy_source = False
 html_domain_indices = False

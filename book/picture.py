@@ -27,6 +27,7 @@ from ddpz_lite.course.check.cell import CheckFailed
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT, LOOP = 900, 416, 24.0  # pixels, pixels, seconds
+BEGIN = 7.2  # second of the loop at which it begins, so that the first frame is a full one
 SCENES = ((0.0, 9.0), (9.0, 16.5), (16.5, 24.0))  # seconds of the loop
 LANE, LEFT, RIGHT, TOP = 40, 562, 876, 96  # where the timeline stands
 THEMES = {
@@ -150,7 +151,7 @@ class Drawing:
         css = (
             "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre}"
             ".t{font:600 17px system-ui,sans-serif}.q{font:13px system-ui,sans-serif}"
-            f".m{{animation:{LOOP}s linear infinite both}}"
+            f".m{{animation:{LOOP}s linear -{BEGIN}s infinite both}}"
             ".bar{transform-box:fill-box;transform-origin:left}"
             f"{''.join(self.css)}@media (prefers-reduced-motion:reduce){{{still}}}"
         )

@@ -228,13 +228,17 @@ def test_the_addresses_of_the_course_come_from_one_place(small):
     assert "git clone <this repository> ddpz-lite" in (small / "README.md").read_text()
     plan = json.loads(path.read_text())
     assert plan["addresses"].keys() == {"repository", "site"}
-    plan["addresses"] = {"repository": "https://a.example/b", "site": "https://c.example"}
+    assert "colab" not in (small / "README.md").read_text()
+    plan["addresses"] = {"repository": "https://github.com/a/b", "site": "https://c.example"}
     path.write_text(json.dumps(plan))
     main(["course"])
     readme = (small / "README.md").read_text()
-    assert "git clone https://a.example/b ddpz-lite" in readme and "<https://c.example>" in readme
+    assert "git clone https://github.com/a/b ddpz-lite" in readme
+    assert "<https://c.example>" in readme
+    assert "colab.research.google.com/github/a/b/blob/HEAD/lessons/00_start_here.ipynb" in readme
+    assert "mybinder.org/v2/gh/a/b/HEAD" in readme
     first = rules.read(small / "lessons/00_start_here.ipynb").cells[2].source
-    assert "git+https://a.example/b`" in first
+    assert "git+https://github.com/a/b`" in first
 
 
 def spoil(path, old, new):

@@ -294,7 +294,7 @@ def test_the_notebooks_need_less_than_the_tests_and_nothing_is_installed_twice(e
 
 
 @pytest.mark.parametrize(
-    ("target", "extras"), [("copies", "--for lab"), ("test", ""), ("book", "")]
+    ("target", "extras"), [("copies", "--for lab"), ("test", ""), ("book", "--for lab book")]
 )
 def test_a_target_installs_what_it_needs(target, extras):
     command = ["make", "--no-print-directory", "-n", target, "TORCH="]

@@ -332,14 +332,27 @@ def search_leads_to(page, site, words: str, name: str, results: str = "#search-r
     page.locator(f"{results} li a[href*='{name}']").first.wait_for(timeout=240_000)
 
 
+def test_a_screen_reader_gets_names_levels_and_lists(site):
+    """The faults that axe-core found in the pages as Sphinx, its theme and MyST-NB make them."""
+    nameless = re.compile(
+        r"""role="heading">|<aside class=|Toggle\ hidden|<dl>\n<dd>|<th[^>]*>(?:<p></p>)?</th>""",
+        re.X,
+    )
+    found = {name: nameless.findall(page.path.read_text("utf-8")) for name, page in site.items()}
+    assert {name: faults for name, faults in found.items() if faults} == {}
+    api, lesson = (site[n].path.read_text("utf-8") for n in ("api.html", "lessons/05_ddp.html"))
+    assert api.count('<ul class="dz-parameters">') > 50 and "<li><em" in api
+    assert 'aria-label="All pages"' in lesson and "<summary>" in lesson
+
+
 def test_the_home_shows_what_this_is_and_each_page_leads_on(site):
     home, install = site["index.html"], site["install.html"]
     text = home.path.read_text(encoding="utf-8")
     assert sum("at-work-" in link for link in home.fetched) == 2  # one for light, one for dark
     assert 'href="lessons/05_ddp.html"' in text.split("What you build", 1)[1]
-    assert (
-        "A hang becomes a sentence." in text and "Exercises are judged by what they teach" in text
-    )
+    assert "A hang becomes a sentence." in text
+    assert "Exercises are judged by what they teach" in text
+    assert 'data-states="calculator"' in text and "favicon.svg" in text
     said = re.sub(r"<[^>]+>", "", install.path.read_text(encoding="utf-8"))
     for words in ("make lab", "Select Kernel", "TORCH=cuda", "no module ensurepip"):
         assert words in said

@@ -24,6 +24,7 @@ TASKS = Path(__file__).resolve().parents[1] / "tasks"
 BLOCK = "<!-- ddpz course: {} -->"
 END = "<!-- end -->"
 LINKS = "links"  # the id of the generated cell, and what its metadata says
+GITHUB = "https://github.com/"
 
 
 def stale(root: Path, course: Course) -> dict[Path, str]:
@@ -132,7 +133,14 @@ def _get(course: Course) -> str:
     lab = "make lab     # creates .venv, installs the course, opens JupyterLab at lesson 00"
     test = "make test    # installs what the tests need too, and runs them: 8 minutes on two cores"
     text = "\n".join(["```sh", clone, lab, test, "```"])
-    return f"{text}\n\nTo read first, without installing: <{course.site}>" if course.site else text
+    if course.site:
+        text += f"\n\nTo read first, without installing: <{course.site}>"
+    if course.repository.startswith(GITHUB):
+        where = course.repository.removeprefix(GITHUB)
+        colab = f"https://colab.research.google.com/github/{where}/blob/HEAD/lessons/{course.written[0].file}"
+        binder = f"https://mybinder.org/v2/gh/{where}/HEAD?labpath=lessons"
+        text += f"\n\nTo run it in a browser: [Colab]({colab}), [Binder]({binder})"
+    return text
 
 
 def _planned(course: Course) -> str:

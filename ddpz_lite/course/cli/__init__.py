@@ -171,7 +171,11 @@ def _exercise_commands(commands) -> None:
         "ddpz check 03",
     )
     check.add_argument("lesson", type=lesson_number, help="its number, as 03, or its notebook")
-    check.add_argument("--dir", default=None, help="the folder of the notebook (exercises)")
+    check.add_argument(
+        "--dir",
+        default=None,
+        help="the folder of the notebook (default: my/exercises, else exercises)",
+    )
     check.add_argument("--timeout", type=float, default=90, help="seconds per cell (default 90)")
 
     _grade_command(commands)

@@ -117,8 +117,9 @@ SAYS = {  # what is said around the cards, in both languages
         "{} cards were never seen: ddpz gym --new 5.", "{} 张卡片还没见过：ddpz gym --new 5。"
     ),
     "rules": Words(
-        "Write your answer; an empty line ends it. An empty answer says: I do not know.",
-        "写下答案，空行结束；什么也不写表示不知道。",
+        "Write your answer; an empty line ends it. An empty answer says: I do not know. "
+        "Ctrl-D quits.",
+        "写下答案，空行结束；什么也不写表示不知道。按 Ctrl-D 退出。",
     ),
 }
 DAY = 24 * 60

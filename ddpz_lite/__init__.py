@@ -24,6 +24,7 @@ _DEFINED_IN = {
         "meter": ("memory", "MemoryTimeline"),
         "strategies.costs": ("zero_memory",),
         "strategies.parallelize": ("parallelize",),
+        "strategies.per_group": ("per_group",),
         "strategies.ddp": ("DDP",),
         "strategies.hooks": ("Rounded", "Int8", "TopK", "PowerSGD"),
         "strategies.local": ("LocalSGD", "DiLoCo"),

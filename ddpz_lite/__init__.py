@@ -35,6 +35,11 @@ _DEFINED_IN = {
         "strategies.zero3": ("ZeRO3",),
         "checkpoint.save_load": ("save_checkpoint", "load_checkpoint"),
         "checkpoint.background": ("save_in_background",),
+        "checkpoint.averaged": ("AveragedModel",),
+        "checkpoint.full_optimizer": (
+            "full_optimizer_state_dict",
+            "load_full_optimizer_state_dict",
+        ),
         "trainer.survivors": ("Survivors",),
         "checkpoint.full_state": ("full_state_dict", "load_full_state_dict", "save_safetensors"),
         "course.check.cell": ("check",),

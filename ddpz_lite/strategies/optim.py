@@ -63,7 +63,7 @@ class ShardedOptimizer(WrappedOptimizer):
         self._is_final = False
         self.before_finalize: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
         given = optimizer_class, options, self.param_groups
-        self.whole = whole_groups(*given, ownership, self.may_own, comm.axes) if cuts else [False]
+        self.whole = whole_groups(*given, ownership, cuts, self.may_own, comm.axes)
         self.flatten(self.param_groups)
         self.inner = optimizer_class([self.inner_group(g) for g in self.param_groups], **options)
         self.defaults = self.inner.defaults

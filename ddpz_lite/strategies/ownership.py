@@ -113,13 +113,15 @@ def whole_groups(
     options: dict[str, Any],
     groups: Sequence[dict[str, Any]],
     ownership: str | None,
+    cuts: bool,
     may_own: bool,
     axes: Collection[str] = (),
 ) -> list[bool]:
     """Which groups have an optimizer that needs whole parameters.
 
-    ownership: "parameter" for all groups; None: for those of Muon and Adafactor. may_own: whether
-    this stage can give a rank whole parameters. Raises TypeError or ValueError for an optimizer
+    ownership: "parameter" for all groups; None: for those of Muon and Adafactor. cuts: False at
+    stage 0, which takes any optimizer. may_own: whether this stage can give a rank whole
+    parameters. axes: the other axes of the mesh. Raises TypeError or ValueError for an optimizer
     that would step wrongly.
     """
     if ownership not in (None, "parameter"):
@@ -130,13 +132,14 @@ def whole_groups(
     found, tried = [], set()
     for index, group in enumerate(groups):
         kind = class_of_group(optimizer_class, index)
-        found.append(ownership == "parameter" or needs_whole(kind))
-        if found[-1]:
-            _check_whole(kind, group["params"], may_own, axes)
-        if (kind, found[-1]) not in tried:
-            tried.add((kind, found[-1]))
+        whole = ownership == "parameter" or needs_whole(kind)
+        if whole:
+            _check_whole(kind, group["params"], may_own or not cuts, axes)
+        found.append(whole and cuts)
+        if cuts and (kind, whole) not in tried:
+            tried.add((kind, whole))
             device = next((p.device for p in group["params"]), "cpu")  # none on a frozen stage
-            (check_parameterwise if found[-1] else check_elementwise)(kind, options, device)
+            (check_parameterwise if whole else check_elementwise)(kind, options, device)
     return found
 
 

@@ -273,12 +273,19 @@ def test_what_mixes_parameters_is_refused_in_any_case(kind):
 
 
 def test_refusals_name_the_fix():
+    model = dz.ZeRO3(nn.Linear(4, 4))
+    on_shards = torch.optim.Adafactor(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="shards of ZeRO-3"):
+        on_shards.step()
     linear = nn.Linear(4, 4)
     assert "stage=2" in raised(parallelize, linear, torch.optim.Adafactor, 3, lr=0.1)
     assert "per_group(torch.optim.Muon" in raised(parallelize, linear, torch.optim.Muon, 1)
     assert "expected None" in raised(parallelize, linear, torch.optim.AdamW, 1, ownership="row")
-    with pytest.raises(ValueError, match=r"Muon\+AdamW steps 2 groups, .* got 1"):
-        parallelize(linear, muon_adamw(), 0)
+    two = dz.per_group(torch.optim.AdamW, torch.optim.SGD)
+    with pytest.raises(ValueError, match=r"AdamW\+SGD steps 2 groups, .* got 1"):
+        parallelize(nn.Linear(4, 4), two, 0)
+    linear = nn.Linear(4, 4)
     _, optimizer = parallelize(linear, muon_adamw(), 0, param_groups=matrices_and_rest)
     with pytest.raises(ValueError, match="pass all groups when it is built"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})

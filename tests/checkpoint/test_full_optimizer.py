@@ -94,7 +94,7 @@ def sharded(stage: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     )
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.rest), 3])
 def test_it_is_that_of_fsdp2(world):
     for found in dz.launch(beside_torch, world, record=False):
         assert len(found) == 12

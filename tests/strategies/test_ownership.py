@@ -11,6 +11,7 @@ import torch.distributed as dist
 from core_jobs import CASES, Recipe, build, distance, raised, rank_losses, reference, train
 from third_party import GlobalNorm, Prodigy
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import ddpz_lite as dz
@@ -351,3 +352,20 @@ def test_checkpoints_fit_any_world(tmp_path, before, after):
     for (resumed,) in dz.launch(loaded, after[1], args=(str(tmp_path), after[0]), record=False):
         for name, value in uninterrupted.items():
             torch.testing.assert_close(resumed[name], value, rtol=BF16, atol=BF16)
+
+
+def on_meshes() -> dict[Any, float]:
+    torch.set_num_threads(1)
+    recipe = Recipe(muon_adamw(), (), grouped=matrices_and_rest, clip=0.05)
+    alone = reference(CASES["gpt"], recipe, 4)
+    mesh = init_device_mesh("cpu", (2, 2))
+    return {
+        stage: distance(train(CASES["gpt"], recipe, stage, mesh=mesh)[0], alone)
+        for stage in (1, (1, 1), (1, 2))
+    }
+
+
+@pytest.mark.rest
+def test_meshes_of_replicas_and_owners():
+    for found in dz.launch(on_meshes, 4, record=False):
+        assert {stage: d for stage, d in found.items() if not d < BF16} == {}

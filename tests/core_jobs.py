@@ -140,7 +140,8 @@ class Recipe:
     no_sync: bool = False
     clip: float | None = None
     norm_type: float = 2.0
-    grouped: bool = False  # biases without weight decay and slower, under a schedule
+    # False, or which groups, under a schedule. True: biases without weight decay and slower
+    grouped: bool | Callable[[nn.Module], list[dict[str, Any]]] = False
     set_to_none: bool = True
 
 
@@ -153,6 +154,12 @@ def groups(module: nn.Module) -> list[dict[str, Any]]:
         {"params": parts[True], "weight_decay": 0.2},
         {"params": parts[False], "lr": 0.03, "weight_decay": 0.0},
     ]
+
+
+def groups_of(recipe: Recipe) -> Callable[[nn.Module], Any]:
+    if callable(recipe.grouped):
+        return recipe.grouped
+    return groups if recipe.grouped else lambda m: [p for p in m.parameters() if p.requires_grad]
 
 
 def batches(case: Case, recipe: Recipe, world: int) -> list[tuple[Tensor, Tensor]]:
@@ -204,7 +211,7 @@ def reference(
 ) -> dict[str, Tensor]:
     """One process. On the whole batch, or rank by rank where a sample's neighbours matter."""
     model, data = build(case), batches(case, recipe, world)
-    params = groups(model) if recipe.grouped else [p for p in model.parameters() if p.requires_grad]
+    params = groups_of(recipe)(model)
     optimizer = recipe.optimizer(params, **dict(recipe.options))
     buffers = [b.clone() for b in model.buffers()]
 
@@ -248,7 +255,7 @@ def train(
         build(case),
         recipe.optimizer,
         stage,
-        param_groups=groups if recipe.grouped else None,
+        param_groups=groups_of(recipe),
         **{"bucket_mb": 0.001, **options},
         **dict(recipe.options),
     )

@@ -7,4 +7,6 @@ files       the contents of the files
 all_ranks   an error on one rank becomes an error on all
 background  save in a thread while training continues
 full_state  the plain module's state dict, from and to any stage
+full_optimizer  the plain optimizer's state dict, by name, from and to any stage
+averaged    an average of the weights, on shards
 """

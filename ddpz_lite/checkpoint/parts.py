@@ -150,7 +150,7 @@ def local_parameters(
                 flat.layout.shapes[index],
                 flat.layout.owned(index)[0],
             )
-            tensor = key.detach()
+            tensor = key.detach().reshape(-1)
         spans = [(start, tensor.numel())]
         if name in cuts:
             shape, spans = cuts[name].shape, cuts[name].spans(start, start + tensor.numel())

@@ -105,7 +105,7 @@ def content_of(
             options = pack(
                 {"extra": extra, "groups": groups, "loss_scale": scale, "optimizer": name}
             )
-        tensors = _tensors(model, optimizer, params, own.place)
+        tensors = tensors_of(model, optimizer, params, own.place)
         return Content(tensors, options, pack(rng_state()), shapes)
 
     return on_all_ranks(comm, found)
@@ -160,7 +160,7 @@ def load_checkpoint(
     )
     if optimizer is not None:
         by_key = {params[name].key: state for name, state in states.items()}
-        _restore(model, optimizer, by_key, saved)
+        restore(model, optimizer, by_key, saved)
     for here in params.values():
         write_back(here)
     for flat in flats_of(model, optimizer):
@@ -197,7 +197,7 @@ def _tensor(value: Part | Tensor) -> Tensor:
     return value.tensor if isinstance(value, Part) else value
 
 
-def _tensors(
+def tensors_of(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     params: dict[str, LocalParameter],
@@ -249,7 +249,7 @@ def _dcp(call: Callable[..., None], comm: Comm) -> None:
 # -- what an optimizer keeps
 
 
-def _empty_state(
+def empty_state(
     params: dict[str, LocalParameter],
     saved: Mapping[str, Any],
     optimizer: torch.optim.Optimizer | None,
@@ -274,7 +274,7 @@ def _empty_state(
         if meta.size:
             if dtype.is_floating_point and here.key.is_floating_point():
                 dtype = here.key.dtype
-            shape = here.key.shape if _is_cut(meta, here) else meta.size
+            shape = here.key.shape if is_cut(meta, here) else meta.size
             empty = torch.zeros(shape, dtype=dtype, device=here.key.device)
         else:  # a step counter
             device = here.key.device if on_device.get(id(here.key)) else "cpu"
@@ -283,7 +283,7 @@ def _empty_state(
     return states
 
 
-def _is_cut(meta: TensorStorageMetadata, here: LocalParameter) -> bool:
+def is_cut(meta: TensorStorageMetadata, here: LocalParameter) -> bool:
     """Whether it was saved in flat parts. Adafactor's means of rows and columns are not."""
     return meta.size == here.part.size()
 
@@ -301,19 +301,19 @@ def _load_tensors(
     buffers = {f"buffer/{n}": list(b.shape) for n, b in plain(model).named_buffers()}
     there = {key: list(metadata[key].size) for key in buffers if key in metadata}
     check_shapes(buffers, there, f"{folder.parent}")
-    states = _empty_state(params, metadata, optimizer)
-    tensors = _tensors(model, None, params, 0)
+    states = empty_state(params, metadata, optimizer)
+    tensors = tensors_of(model, None, params, 0)
     for name, state in states.items():
         for key, value in state.items():
             full_key = f"optimizer/{name}/{key}"
-            is_cut = _is_cut(metadata[full_key], params[name])
-            tensors[full_key] = params[name].part.like(value) if is_cut else value
+            cut = is_cut(metadata[full_key], params[name])
+            tensors[full_key] = params[name].part.like(value) if cut else value
     planner = _LoadPlanner(flatten_state_dict=False)
     _dcp(lambda **ranks: dcp.load(tensors, storage_reader=reader, planner=planner, **ranks), comm)
     return states
 
 
-def _restore(
+def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     states: dict[nn.Parameter, dict[str, Tensor]],
@@ -349,7 +349,7 @@ def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
     return optimizer.loss_scale if isinstance(optimizer, ShardedOptimizer) else None
 
 
-def _names(model: nn.Module) -> dict[int, str]:
+def names_of(model: nn.Module) -> dict[int, str]:
     """{id: name} of every parameter and of its shard: ZeRO-3's modules have one or the other."""
     pieces = {id(here.key): name for name, here in local_parameters(model).items()}
     return pieces | {id(p): name for name, p in plain(model).named_parameters()}
@@ -359,7 +359,7 @@ def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) ->
     """{parameter name: options of its group}."""
     if optimizer is None:
         return {}
-    names = _names(model)
+    names = names_of(model)
     return {
         names[id(p)]: {k: v for k, v in group.items() if k not in ("params", "param_names")}
         for group in optimizer.param_groups
@@ -370,7 +370,7 @@ def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) ->
 def _restore_options(
     model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> None:
-    names = _names(model)
+    names = names_of(model)
     for group in optimizer.param_groups:
         options = [saved.get(names[id(p)]) for p in group["params"]]
         if any(other != options[0] for other in options[1:]):

@@ -26,9 +26,6 @@ section 4.2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +50,6 @@ def sent_as(dtype: torch.dtype, reduce_dtype: torch.dtype | None) -> torch.dtype
     return reduce_dtype if reduce_dtype is not None and not dtype.is_complex else dtype
 
 
-class Owner(Stepper, Protocol):
-    """The optimizer that steps on the shards of a flat buffer."""
-
-    def unscale_(self, gradients: list[Tensor]) -> None: ...
-
-
 class Flat:
     """Parameters of one dtype and device, flat: their storage, and the transitions of it.
 
@@ -69,6 +60,7 @@ class Flat:
         reduce_dtype: in which gradients are sent. Default: `dtype`.
         resident: the parameters stay unsharded, as views of `full`, which is never freed.
         offload: keep the shard, and so the optimizer's state, in the memory of the host.
+        layout: how parameters lie in it; `ownership.WholeLayout` gives each a single owner.
         gather_dtype: torch.int8 if slices of `full` are sent in it (qwZ); see `quantised`.
         intra_node: hpZ: the ranks that keep `full` between them from forward to backward, each its
             `secondary` slice, so that they alone unshard it for backward.
@@ -87,13 +79,14 @@ class Flat:
         reduce_dtype: torch.dtype | None = None,
         resident: bool = True,
         offload: bool = False,
+        layout: type[Layout] = Layout,
         gather_dtype: torch.dtype | None = None,
         intra_node: Comm | None = None,
     ) -> None:
         first, self.comm, self.resident, self.intra_node = params[0], comm, resident, intra_node
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = sent_as(dtype, reduce_dtype)
-        self.layout = Layout(tuple(p.shape for p in params), comm.shards, comm.place)
+        self.layout = layout(tuple(p.shape for p in params), comm.shards, comm.place)
         master = torch.zeros(self.layout.padded, dtype=first.dtype, device=first.device)
         for view, param in zip(self.layout.views(master), params, strict=True):
             view.copy_(param.detach())
@@ -113,8 +106,9 @@ class Flat:
         self.shards = [nn.Parameter(v, requires_grad=p.requires_grad) for v, p in views]
         for shard, param in zip(self.shards, params, strict=True):
             mark(shard, like=param)
-        self.owner: Owner | None = None
+        self.owner: Stepper | None = None
         self.exposed = False  # whether the user has read `.data` of a parameter
+        self._places = self.layout.places(comm.world, extra=len(params))  # in the rows
         self._rows: Tensor | None = None  # (world, padded // world + len(params))
         self.collected: set[int] = set()
         self._unshard: Handle | None = None
@@ -225,12 +219,6 @@ class Flat:
             )
             self._clear(len(self.params))
         return self._rows
-
-    @cached_property
-    def _places(self) -> list[list[tuple[slice, slice]]]:
-        """Of each parameter, then of the padding: (place in the rows end to end, elements)."""
-        spans, flags = pairwise([*self.layout.offsets, self.layout.padded]), len(self.params)
-        return [self.layout.segments(*span, self.comm.world, flags) for span in spans]
 
     def _clear(self, index: int) -> None:
         for place, _ in self._places[index]:

@@ -53,13 +53,14 @@ def in_backward() -> bool:
 
 
 class Stepper(Protocol):
-    """The optimizer that a gradient is for."""
+    """The optimizer that a gradient is for: it steps on shards."""
 
     reduces_later: bool
     loss_scale: Any
 
     def finalize_grads(self) -> None: ...
     def has_unreduced(self) -> bool: ...
+    def unscale_(self, gradients: list[Tensor]) -> None: ...
 
 
 class GradState(Enum):

@@ -21,7 +21,7 @@ from ddpz_lite.strategies.clip import clip_grad_norm_
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
-from ddpz_lite.strategies.guards.elementwise import check_elementwise
+from ddpz_lite.strategies.ownership import whole_groups
 from ddpz_lite.strategies.precision import LossScale
 from ddpz_lite.strategies.wrapped_optimizer import WrappedOptimizer
 
@@ -34,14 +34,17 @@ class ShardedOptimizer(WrappedOptimizer):
 
     Args:
         params: parameters or groups, as for any torch optimizer.
-        optimizer_class: one that works element by element: SGD, Adagrad, RMSprop, Adam, AdamW, ...
+        optimizer_class: one that works element by element (Adam, AdamW, ...), or see `ownership`.
         comm: the ranks over which gradients are sharded, for norms.
         loss_scale: fp16 only.
-        elementwise: whether parameters are cut, so that only such optimizers work.
+        cuts: whether ranks hold different elements, so that not every optimizer works.
+        ownership: "parameter" if it needs whole matrices; None: Muon and Adafactor do.
         options: for `optimizer_class`.
 
     Raises: TypeError for an optimizer that mixes elements of a parameter.
     """
+
+    may_own = False  # whether a rank can own whole parameters
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class ShardedOptimizer(WrappedOptimizer):
         *,
         comm: Comm,
         loss_scale: LossScale | None = None,
-        elementwise: bool = True,
+        cuts: bool = True,
+        ownership: str | None = None,
         **options: Any,
     ) -> None:
         self.flats: list[Flat] = []  # of the shards, if this optimizer has them in flat buffers
@@ -58,10 +62,8 @@ class ShardedOptimizer(WrappedOptimizer):
         self.comm, self.loss_scale = comm, loss_scale
         self._is_final = False
         self.before_finalize: Callable[[], None] = lambda: None  # DDP's, for what no_sync has left
-        if elementwise:
-            devices = [p.device for group in self.param_groups for p in group["params"]]
-            device = devices[0] if devices else "cpu"  # none on a frozen pipeline stage
-            check_elementwise(optimizer_class, options, device)
+        given = optimizer_class, options, self.param_groups
+        self.whole = whole_groups(*given, ownership, cuts, self.may_own, comm.axes)
         self.flatten(self.param_groups)
         self.inner = optimizer_class([self.inner_group(g) for g in self.param_groups], **options)
         self.defaults = self.inner.defaults

@@ -48,6 +48,7 @@ def parallelize(
     reduce_dtype: torch.dtype | None = None,
     loss_scale: LossScale | None = None,
     offload: bool = False,
+    ownership: str | None = None,
     broadcast_buffers: bool = True,
     param_groups: ParamGroups | None = None,
     units: Units = None,
@@ -63,8 +64,8 @@ def parallelize(
     Args:
         module: on the device where it is to train, or (stage 3) on the meta device. Of a `Pipeline`
             its stage is sharded, in place, and the Pipeline is returned as the model.
-        optimizer_class: any torch optimizer that works element by element; stage 0 takes any that
-            steps without a closure.
+        optimizer_class: any torch optimizer that works element by element; at stages 1 and 2 also
+            by whole parameters; stage 0 takes any that steps without a closure. See `per_group`.
         stage: 0 is DDP; 1, 2, 3 are ZeRO; on a 2-D mesh (outside, inside), see `placement`: (0, 3)
             is hybrid sharding, as is 3; (1, 3), ZeRO-1 outside, is HFSDP: the ranks that hold the
             same shard cut the optimizer's state among themselves, and exchange gradients only for
@@ -80,6 +81,8 @@ def parallelize(
         reduce_dtype: in which gradients are sent; default: that of compute.
         loss_scale: fp16 only: your own `LossScale` in place of the default one.
         offload: optimizer state and shards in the memory of the host; stages 1, 2, 3.
+        ownership: "parameter" gives each parameter one owner (stages 1, 2); default: for Muon and
+            Adafactor only.
         param_groups: `f(module)` returns parameters of the module, or groups of them with their
             options, as for any torch optimizer; called before sharding, with full shapes.
         broadcast_buffers, units, reshard_after_forward: see `DDP` and `ZeRO3`.
@@ -105,7 +108,7 @@ def parallelize(
     loss_scale = cast_module(module, mixed_precision, loss_scale)
     keep = {p for m in module.modules() if keeps_dtype(m) for p in m.parameters(recurse=False)}
     casts = {"mixed_precision": mixed_precision, "reduce_dtype": reduce_dtype, "offload": offload}
-    options = {"loss_scale": loss_scale, **optimizer_kwargs}
+    options = {"loss_scale": loss_scale, "ownership": ownership, **optimizer_kwargs}
     if row.parameter is Placement.SHARD:
         model = ZeRO3(
             module,
@@ -129,7 +132,7 @@ def parallelize(
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
         if mixed_precision is None and not offload:
-            options |= {"comm": Comm.alone(comm.axes), "elementwise": False}
+            options |= {"comm": Comm.alone(comm.axes), "cuts": False}
             optimizer = ShardedOptimizer(with_params(module, groups), optimizer_class, **options)
         else:  # the master copies of ZeRO-1, in one shard
             comm.broadcast(list(module.parameters()))

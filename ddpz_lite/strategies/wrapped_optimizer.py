@@ -18,6 +18,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """A torch optimizer around another one, `inner`, with the same groups over other tensors."""
 
     inner: torch.optim.Optimizer | None = None
+    whole: list[bool]  # by group; groups added later are like the last
 
     def flatten(self, groups: list[dict[str, Any]]) -> None:
         """Lay the parameters of new groups in flat buffers."""
@@ -25,6 +26,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def shard_of(self, param: nn.Parameter) -> nn.Parameter:
         """The part of `param` that this rank steps on."""
         return param
+
+    def owns_whole(self, group: dict[str, Any]) -> bool:
+        """Whether shards of this group are whole parameters, in their shapes, or empty."""
+        index = next(i for i, other in enumerate(self.param_groups) if other is group)
+        return self.whole[min(index, len(self.whole) - 1)]
 
     def call_inner(self, method: str, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
@@ -74,9 +80,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
             after(self)
 
     def inner_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Empty shards are left out: they would cost state, and some optimizers fail."""
+        """Empty shards are left out: they would cost state, and some optimizers fail.
+
+        Some also fail on no shard at all, so one stays; but an empty one is not a matrix.
+        """
         shards = [self.shard_of(p) for p in group["params"]]
-        return _options_of(group) | {"params": [p for p in shards if p.numel()] or shards[:1]}
+        stay = [] if self.owns_whole(group) else shards[:1]
+        return _options_of(group) | {"params": [p for p in shards if p.numel()] or stay}
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

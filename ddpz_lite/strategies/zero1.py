@@ -26,8 +26,8 @@ from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
 from ddpz_lite.strategies.guards.model import check_frozen, check_separate
 from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.ownership import laid_out
 from ddpz_lite.strategies.precision import LossScale
-from ddpz_lite.strategies.reducer import buckets_of
 
 
 class ZeRO1(ShardedOptimizer):
@@ -39,7 +39,8 @@ class ZeRO1(ShardedOptimizer):
 
     Args:
         params: parameters or groups, as for any torch optimizer; frozen ones are left alone.
-        optimizer_class: one that works element by element; `options` are its own.
+        optimizer_class: one that works element by element, or by whole parameters: see
+            `ownership` ("parameter", or None: Muon and Adafactor only). `options` are its own.
         mesh: a process group, a mesh (2-D: replicate, shard), or None for the world.
         bucket_mb: megabytes (1e6 bytes) of parameters per transition.
         mixed_precision: torch.bfloat16 or torch.float16: the dtype parameters are kept in for
@@ -53,6 +54,7 @@ class ZeRO1(ShardedOptimizer):
     """
 
     reduces_later = True  # whether own gradients wait for the step
+    may_own = True
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class ZeRO1(ShardedOptimizer):
 
     def flatten(self, groups: list[dict[str, Any]]) -> None:
         params = [p for group in groups for p in group["params"]]
+        whole = {p for group in groups if self.owns_whole(group) for p in group["params"]}
         lines = [f"{tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for p in params]
         self.comm.check_equal("the optimizer's parameters", lines)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
@@ -92,8 +95,8 @@ class ZeRO1(ShardedOptimizer):
         kept = [p for p in params if p in self._keep]
         as_they_are = self._flat_options | {"dtype": None}
         for some, options in ((cast, self._flat_options), (kept, as_they_are)):
-            for bucket in buckets_of(some, self._bucket_mb):
-                flat = Flat(bucket, self.comm, **options)
+            for bucket, layout in laid_out(some, whole, self._bucket_mb, self.comm.shards):
+                flat = Flat(bucket, self.comm, layout=layout, **options)
                 flat.owner = self
                 self.flats.append(flat)
                 self._shard_of.update(zip(flat.params, flat.shards, strict=True))

@@ -182,7 +182,7 @@ class ZeRO3(Replica):
         return unit
 
     def _hook_gradient(self, flat: Flat, index: int, name: str) -> None:
-        """Collect the gradient of the full parameter; refuse one of its shard.
+        """Notice the gradient of the full parameter; refuse one of its shard.
 
         Also of one that is frozen now, for it may be unfrozen.
         """
@@ -192,7 +192,7 @@ class ZeRO3(Replica):
         trained = shard.requires_grad
         for tensor in (param, shard):
             tensor.requires_grad_(True)  # without it torch takes no hook
-        param.register_post_accumulate_grad_hook(partial(self._collect, flat, index))
+        param.register_post_accumulate_grad_hook(lambda _: self._begin_backward())
         shard.register_hook(partial(refuse_gradient, name))
         for tensor in (param, shard):
             tensor.requires_grad_(trained)
@@ -337,15 +337,12 @@ class ZeRO3(Replica):
         if previous is not None:
             previous.unshard()
 
-    def _collect(self, flat: Flat, index: int, param: nn.Parameter) -> None:
-        """A hook: autograd has the gradient of a full parameter."""
-        self._begin_backward()
-        if self._sync and (grad := param.grad) is not None:  # None: frozen since forward
-            flat.collect(index, grad)
-            param.grad = None
-
     def _post_backward(self, unit: Unit) -> None:
-        """Reshard the unit, then start to reduce its gradients; one unit is in flight at a time."""
+        """Reshard the unit, then start to reduce its gradients; one unit is in flight at a time.
+
+        [Note: gradients] They stay in `.grad` of full parameters until here, and rows to be sent
+        are filled only after those of the last unit are gone: less memory than to fill them early.
+        """
         unit.post_backward()
         self._open.pop(unit, None)
         if not self._sync:
@@ -353,7 +350,7 @@ class ZeRO3(Replica):
         self._wait_for_reduce()
         for flat in unit.trainable:
             for index, param in enumerate(flat.params):
-                if param.grad is not None:  # from backwards under no_sync
+                if param.grad is not None:  # also from backwards under no_sync
                     flat.collect(index, param.grad)
                     param.grad = None
             flat.reduce()
@@ -367,7 +364,7 @@ class ZeRO3(Replica):
 
     def _end_backward(self) -> None:
         for unit in reversed(self.units):
-            late = any(flat.collected for flat in unit.flats)
+            late = self._sync and any(p.grad is not None for f in unit.flats for p in f.params)
             if late or unit.backward is not BackwardState.POST_BACKWARD:
                 self._post_backward(unit)
         self._wait_for_reduce()
@@ -383,6 +380,8 @@ class ZeRO3(Replica):
         self._in_flight = None
         for flat in self.flats:
             flat.forget()
+        for param in self._shard_of:
+            param.grad = None
         self._reset()
 
     # -- for the user

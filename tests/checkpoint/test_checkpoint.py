@@ -260,7 +260,10 @@ def test_state_in_another_shape_than_its_parameter(tmp_path, sharded):
 def means_of_a_part(path: str) -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     cut = dz.tensor_parallel(gpt(), mesh["tensor"])
-    model, optimizer = parallelize(cut, torch.optim.Adafactor, 0, mesh=mesh, lr=0.1)
+    with pytest.raises(TypeError, match="Adafactor needs whole parameters, and tensor_parallel"):
+        parallelize(cut, torch.optim.Adafactor, 0, mesh=mesh, lr=0.1)
+    unknown = lambda params, **options: torch.optim.Adafactor(params, **options)  # noqa: E731
+    model, optimizer = parallelize(cut, unknown, 0, mesh=mesh, lr=0.1)
     model(torch.zeros(1, 6, dtype=torch.int)).sum().backward()
     optimizer.step()
     with pytest.raises(TypeError, match=r"keeps row_var of shape .* for a part of blocks.0"):

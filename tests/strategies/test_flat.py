@@ -40,7 +40,7 @@ def test_every_element_is_owned_once(world, count):
 def test_segments_cover_a_range(world):
     layout = Layout((torch.Size((11,)), torch.Size((6,))), world, 0)
     source, rows = torch.arange(1, 12), torch.zeros(world, layout.shard_numel + 2)
-    for place, elements in layout.segments(0, 11, world, extra=2):
+    for place, elements in layout.places(world, extra=2)[0]:
         rows.view(-1)[place] = source[elements].float()
     assert torch.equal(rows[:, : layout.shard_numel].flatten()[:11], source.float())
 

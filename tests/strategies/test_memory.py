@@ -10,15 +10,19 @@ import torch
 import torch.distributed as dist
 from core_jobs import CASES, gpt
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddpz_lite.meter import memory
-from ddpz_lite.model import MLP
+import ddpz_lite as dz
+from ddpz_lite.meter import MemoryTimeline, memory
+from ddpz_lite.model import GPT, MLP, GPTConfig
 from ddpz_lite.strategies.costs import MIXED, zero_memory
 from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.zero3 import ZeRO3
 
 
 @pytest.fixture
@@ -144,3 +148,47 @@ def test_zero2_never_holds_all_gradients(fake_world):
         model(x).sum().backward()
     assert peak.peak - at_rest < layers * unit / 4 + 6 * unit
     assert peak.peak - at_rest < layers * unit
+
+
+def peak_of_a_step(kind: str, prefetch: bool = True) -> dict[str, int]:
+    """The fullest moment of a second step, in bytes by kind: lesson 11's model on this rank."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(layers=4, width=100, heads=4, context=32, tied=False))
+    if kind == "FSDP2":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in module.blocks:
+            fully_shard(block, mesh=mesh)
+        model = fully_shard(module, mesh=mesh)
+    else:
+        model = ZeRO3(module, prefetch=prefetch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        tokens = torch.arange(64).view(2, 32)
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with MemoryTimeline(model, optimizer) as timeline:
+        step()
+    return max((kinds for _, kinds in timeline.samples), key=lambda kinds: sum(kinds.values()))
+
+
+@pytest.mark.rest
+def test_the_peak_beside_fsdp2():
+    """It is FSDP2's, but for the unit that is prefetched and half of the buffer that receives.
+
+    Our reduction is an all-to-all: it sends half of what gloo's reduce-scatter sends, and receives
+    a row from each rank; FSDP2's has the sum alone, a row (gloo's own buffers are not seen).
+    """
+    fsdp2, prefetched, alone = (
+        sum(dz.launch(peak_of_a_step, 2, args=args, record=False)[0].values())
+        for args in (("FSDP2",), ("ours",), ("ours", False))
+    )
+    block = 4 * sum(
+        p.numel() for p in GPT(GPTConfig(layers=1, width=100, heads=4)).blocks.parameters()
+    )
+    assert prefetched - alone == block
+    assert abs(alone - fsdp2 - block / 2) < 0.03 * block, (alone, fsdp2, block)

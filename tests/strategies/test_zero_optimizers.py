@@ -240,7 +240,7 @@ def test_optimizers_that_mix_elements_are_named(name, options):
         check_elementwise(getattr(torch.optim, name), options)
     model = nn.Linear(2, 2, bias=False)
     with pytest.raises((TypeError, ValueError), match=name):
-        parallelize(model, getattr(torch.optim, name), 2, **options)
+        parallelize(model, getattr(torch.optim, name), 3, **options)
 
 
 def test_whole_parameters_take_any_optimizer():

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddpz_lite.strategies.ownership import needs_whole
+
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -41,6 +43,12 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         shards = [p for p in params if p in model.shards]
         if not shards or model.in_own_backward:  # a hook steps inside backward
             continue
+        if needs_whole(type(optimizer)):
+            raise RuntimeError(
+                f"{name} needs whole parameters, and these are shards of ZeRO-3, on which it would "
+                "step otherwise. Fix: ZeRO2(module.parameters(), optimizer_class), where every "
+                "parameter has one owner; or an optimizer that works element by element."
+            )
         if model.awaits_backward and all(p.grad is None for p in shards):
             raise RuntimeError(
                 f"{name}.step() was called after forward, but no backward reached the model: none "

@@ -47,7 +47,7 @@ class WatchedParameters(dict):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RuntimeError(
             "a module in ZeRO3 cannot be copied: the copy would gather the original. Fix: load "
-            "full_state_dict(model) into a new module; for an average, average model.parameters()."
+            "full_state_dict(model) into a new module; for an average, dz.AveragedModel(model)."
         )
 
 

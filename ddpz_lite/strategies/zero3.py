@@ -48,7 +48,7 @@ from ddpz_lite.strategies.meta_device import Builder
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.precision import keeps_dtype
 from ddpz_lite.strategies.prefetch import ForwardOrder
-from ddpz_lite.strategies.reducer import new_backward
+from ddpz_lite.strategies.reducer import Backward
 from ddpz_lite.strategies.replica import Replica
 from ddpz_lite.strategies.unit_choice import Slot, Units, is_called, split
 from ddpz_lite.strategies.units import BackwardState, ShardedState, Unit
@@ -145,7 +145,7 @@ class ZeRO3(Replica):
         self._read_outside: list[Unit] = []  # in the forward that runs
         self.awaits_backward = False  # a forward with gradients has had no backward yet
         # of backward
-        self._run: int | None = None  # autograd's number of the backward that runs
+        self._backward = Backward(self._end_backward)
         self._sync = True
         self._open: dict[Unit, None] = {}  # units between pre_backward and post_backward
         self._in_flight: Unit | None = None  # whose gradients are being reduced
@@ -229,7 +229,7 @@ class ZeRO3(Replica):
 
     def _begin_forward(self, module: nn.Module) -> None:
         """The outermost forward begins: the model's, or that of a part called by itself."""
-        if self._run is not None:  # the last backward raised
+        if self._backward:  # the last one raised
             self._forget()
         check_shard_hooks(self.shards, self.module)
         self._plan = self._forward_order if module is self.module else None
@@ -316,10 +316,10 @@ class ZeRO3(Replica):
     # -- backward
 
     def _begin_backward(self) -> None:
-        if (run := new_backward(self._run, self._end_backward)) is not None:
+        if self._backward.enter():
             if torch.is_grad_enabled():
                 refuse_create_graph()
-            self._run, self.awaits_backward = run, False
+            self.awaits_backward = False
             for unit in self.units:  # the root first, though its own hook may come second
                 if unit.read_outside or (unit.uses and not self.reshard_after_forward):
                     unit.wait_for_unshard()
@@ -374,13 +374,14 @@ class ZeRO3(Replica):
         self._reset()
 
     def _reset(self) -> None:
-        self._run, self._open = None, {}
+        self._open = {}
         for unit in self.units:
             unit.reset()
 
     def _forget(self) -> None:
         """Drop what a backward that raised has left."""
         self._in_flight = None
+        self._backward.forget()
         for flat in self.flats:
             flat.forget()
         self._reset()
@@ -394,7 +395,7 @@ class ZeRO3(Replica):
 
     @property
     def in_own_backward(self) -> bool:
-        return self._run is not None
+        return bool(self._backward)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's shards, also at a moment when a module holds a full parameter."""

@@ -210,9 +210,9 @@ class Reducer:
         bucket, arrived = self.buckets[b], self._arrived[b]
         if i in arrived:
             raise RuntimeError(
-                "a parameter received two gradients in one backward: a backward inside it, of a "
-                "reentrant checkpoint or a reversible layer, came to a parameter that is also used "
-                "outside. Fix: run one backward per graph; pass use_reentrant=False to checkpoint()."
+                "a parameter received two gradients in one backward: another one ran inside it, of "
+                "a reentrant checkpoint or a reversible layer, for a parameter that is also used "
+                "elsewhere. Fix: run one backward per graph; checkpoint(..., use_reentrant=False)."
             )
         arrived.add(i)
         bucket.collect(i, param)

@@ -41,6 +41,7 @@ from ddpz_lite.strategies.guards.model import (
     refuse_create_graph,
     refuse_gradient,
 )
+from ddpz_lite.strategies.guards.modules import KnownModules
 from ddpz_lite.strategies.guards.optimizers import watch_optimizers
 from ddpz_lite.strategies.guards.parameters import watch_parameters
 from ddpz_lite.strategies.mesh import apart
@@ -149,6 +150,7 @@ class ZeRO3(Replica):
         self._sync = True
         self._open: dict[Unit, None] = {}  # units between pre_backward and post_backward
         self._in_flight: Unit | None = None  # whose gradients are being reduced
+        self._known = KnownModules(module, self._shard_of)
         self._wrap_forwards()
         watch_parameters(self.units, self._read)
         watch_optimizers(self)

@@ -91,7 +91,8 @@ REFORMER = {"vocab_size": 50, "hidden_size": 16, "attention_head_size": 8, "num_
 REFORMER |= {"feed_forward_size": 24, "axial_pos_embds": False, "max_position_embeddings": 16}
 REFORMER |= {"attn_layers": ["local", "lsh"], "num_buckets": 2, "num_hashes": 1, "hash_seed": 1}
 REFORMER |= {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "is_decoder": False}
-REFORMER |= {f"{name}_dropout_prob": 0.0 for name in ("hidden", "local_attention", "lsh_attention")}
+REFORMER |= {f"{of}_dropout_prob": 0.0 for of in ("hidden", "local_attention_probs")}
+REFORMER |= {"lsh_attention_probs_dropout_prob": 0.0}
 
 # What a configuration needs beside TINY (None: without it), and those that need nothing of TINY.
 MORE: dict[str, dict[str, Any]] = {

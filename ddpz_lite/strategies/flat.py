@@ -35,12 +35,7 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.across import WaitingGrads
 from ddpz_lite.strategies.comm import Comm, Handle
-from ddpz_lite.strategies.gradient import (
-    LocalGrad,
-    Stepper,
-    hide_partial,
-    show_partial,
-)
+from ddpz_lite.strategies.gradient import LocalGrad, Stepper, hide_partial, show_partial
 from ddpz_lite.strategies.guards.model import check_dense, check_published, check_same_storage
 from ddpz_lite.strategies.layout import Layout
 from ddpz_lite.strategies.mesh import mark

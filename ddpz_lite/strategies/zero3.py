@@ -87,7 +87,8 @@ class ZeRO3(Replica):
         device: where to build a module that is on the meta device.
 
     Any part may be called by itself, by all ranks together; parameters may be frozen and unfrozen,
-    before a forward; hooks after accumulation get a shard with its final gradient.
+    before a forward; hooks after accumulation get a shard with its final gradient. torch's
+    MemTracker hooks parameters before it, so it cannot follow shards; `MemoryTimeline` does.
 
     Raises: RuntimeError if ranks differ, if a rank runs units in another order, if an optimizer
     built before sharding steps, if a loss was computed with shards, if a parameter is replaced or
@@ -124,9 +125,8 @@ class ZeRO3(Replica):
         if 1 < reshard_after_forward < self.comm.world:  # hpZ: these ranks keep a second copy
             self._flat_options["intra_node"] = self.comm.part(reshard_after_forward)
         self.reshard_after_forward = reshard_after_forward is True or reshard_after_forward > 1
-        self.names_before_sharding: dict[
-            nn.Parameter, str
-        ] = {}  # of parameters that no longer exist
+        # of parameters that no longer exist
+        self.names_before_sharding: dict[nn.Parameter, str] = {}
         found = split(module, units)
         builder = Builder(module, found, init_fn, device)
         on_meta = bool(builder.empty)

@@ -125,8 +125,7 @@ class ZeRO3(Replica):
         if 1 < reshard_after_forward < self.comm.world:  # hpZ: these ranks keep a second copy
             self._flat_options["intra_node"] = self.comm.part(reshard_after_forward)
         self.reshard_after_forward = reshard_after_forward is True or reshard_after_forward > 1
-        # of parameters that no longer exist
-        self.names_before_sharding: dict[nn.Parameter, str] = {}
+        self.names_before_sharding: dict[nn.Parameter, str] = {}  # these parameters are gone
         found = split(module, units)
         builder = Builder(module, found, init_fn, device)
         on_meta = bool(builder.empty)

@@ -382,6 +382,29 @@ def test_torchs_clipping_counts_all_ranks_of_a_cut_model_alone(sequence, vocabul
         assert norms == pytest.approx(exact, rel=1e-5)
 
 
+def stages_of_a_cut_model() -> tuple[list[float], list[float]]:
+    """The same with stages of a cut model, on pipe x tensor."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "tensor"))
+    plain, norms = gpt(), ([], [])
+    stages = gpt_stages(dz.tensor_parallel(gpt(), mesh["tensor"]), 2)
+    pipe = dz.Pipeline(stages, one_f_one_b(2, 2), mesh["pipe"])
+    alone, ours = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (plain, pipe))
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    for _ in range(3):
+        dz.next_token_loss(plain(x), y).backward()
+        pipe.step(x, y, dz.next_token_loss)
+        for model, optimizer, found in ((plain, alone, norms[0]), (pipe, ours, norms[1])):
+            found.append(clip_grad_norm_(model.parameters(), 0.1).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
+
+
+def test_torchs_clipping_counts_both_axes_of_a_model_alone():
+    for exact, norms in dz.launch(stages_of_a_cut_model, 4):
+        assert norms == pytest.approx(exact, rel=1e-5)
+
+
 def edited() -> dict[tuple[int, str], object]:
     """Parameters changed through .data, or in place, by stage, under bf16."""
     out, half = {}, {"mixed_precision": torch.bfloat16, "lr": 0.0}

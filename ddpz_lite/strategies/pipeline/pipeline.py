@@ -57,7 +57,8 @@ class Pipeline(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    On a mesh with a data axis: `pipe, optimizer = parallelize(pipe, ..., mesh=mesh)`.
+    On a mesh with a data axis: `pipe, optimizer = parallelize(pipe, ..., mesh=mesh)`. With both,
+    torch's `clip_grad_norm_(pipe.parameters(), ...)` counts all stages, so every rank calls it.
 
     Args:
         stages: all stages of the model, built alike on every rank; this rank keeps its own, as

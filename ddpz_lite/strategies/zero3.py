@@ -11,7 +11,8 @@ shards, for any torch optimizer; they hold full parameters while a unit is unsha
 [Note: post_backward] A unit is resharded and reduced when the backward of a unit that does not
 contain it begins, or backward ends. Both come in the same order on all ranks, whatever gradients a
 rank happens to miss, so no rank's reduction can meet another's gather. All of the unit's own
-backward has run by then: autograd runs later nodes first.
+backward has run by then: autograd runs later nodes first. A unit whose forward had no gradients,
+as in a reentrant checkpoint, is unsharded from its second forward to the end of backward.
 
 Source: Rajbhandari et al. 2020, section 5.3 (P_os+g+p); Zhao et al., "PyTorch FSDP", VLDB 2023,
 section 3. The verbs are those of torch's FSDP2.
@@ -145,7 +146,7 @@ class ZeRO3(Replica):
         self._read_outside: list[Unit] = []  # in the forward that runs
         self.awaits_backward = False  # a forward with gradients has had no backward yet
         # of backward
-        self._backward = Backward(self._end_backward)
+        self.own_backward = Backward(self._end_backward)
         self._sync = True
         self._open: dict[Unit, None] = {}  # units between pre_backward and post_backward
         self._in_flight: Unit | None = None  # whose gradients are being reduced
@@ -230,7 +231,7 @@ class ZeRO3(Replica):
 
     def _begin_forward(self, module: nn.Module) -> None:
         """The outermost forward begins: the model's, or that of a part called by itself."""
-        if self._backward:  # the last one raised
+        if self.own_backward:  # the last one raised
             self._forget()
         check_shard_hooks(self.shards, self.module)
         self._plan = self._forward_order if module is self.module else None
@@ -317,7 +318,7 @@ class ZeRO3(Replica):
     # -- backward
 
     def _begin_backward(self) -> None:
-        if self._backward.enter():
+        if self.own_backward.enter():
             if torch.is_grad_enabled():
                 refuse_create_graph()
             self.awaits_backward = False
@@ -382,7 +383,7 @@ class ZeRO3(Replica):
     def _forget(self) -> None:
         """Drop what a backward that raised has left."""
         self._in_flight = None
-        self._backward.forget()
+        self.own_backward.forget()
         for flat in self.flats:
             flat.forget()
         self._reset()
@@ -393,10 +394,6 @@ class ZeRO3(Replica):
         """Free the full parameters that are here: a change of the shards makes them stale."""
         for unit in self.units:
             unit.reshard()
-
-    @property
-    def in_own_backward(self) -> bool:
-        return bool(self._backward)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's shards, also at a moment when a module holds a full parameter."""

@@ -54,7 +54,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 "build it from model.parameters() after model = ZeRO3(module)."
             )
         shards = [p for p in params if p in model.shards]
-        if not shards or model.in_own_backward:  # a hook steps inside backward
+        if not shards or model.own_backward:  # a hook steps inside backward
             continue
         if model.awaits_backward and all(p.grad is None for p in shards):
             raise RuntimeError(

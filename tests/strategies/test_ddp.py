@@ -92,8 +92,9 @@ def many_things() -> dict[str, object]:
     halved(torch.ones(1, 2)).sum().backward()
     out["hook"] = halved.module.weight.grad.tolist()
 
-    shared = DDP(Reentrant())
-    shared.module.first = shared.module.inner
+    twice = Reentrant()
+    twice.first = twice.inner  # used inside of the inner backward and outside
+    shared = DDP(twice)
     out["reentrant"] = raised(lambda: shared(torch.ones(1, 3)).sum().backward())
     out["shapes"] = raised(DDP, nn.Linear(2, 1 + rank // 2))
     out["world"] = world

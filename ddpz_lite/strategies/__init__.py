@@ -14,6 +14,7 @@ clip         the norm of a gradient that lies on several ranks
 parallelize  one function for all of them
 
 gradient     what `param.grad` is, and what torch's clipping and GradScaler make of it
+parameters   parameters that show `.grad` so
 groups       which ranks hold a model together; `across`, where replicas cut a shard once more
 costs        bytes held and elements sent, from the table
 quantised    8 bits; `hooks`, what a bucket may send in place of all its bits

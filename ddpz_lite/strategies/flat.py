@@ -32,16 +32,11 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.across import WaitingGrads
 from ddpz_lite.strategies.comm import Comm, Handle
-from ddpz_lite.strategies.gradient import (
-    LocalGrad,
-    Stepper,
-    hide_partial,
-    show_partial,
-    unsharded,
-)
+from ddpz_lite.strategies.gradient import LocalGrad, Stepper, hide_partial, show_partial
 from ddpz_lite.strategies.guards.model import check_dense, check_published, check_same_storage
 from ddpz_lite.strategies.layout import Layout
 from ddpz_lite.strategies.mesh import mark
+from ddpz_lite.strategies.parameters import UnshardedParameter, subclass
 from ddpz_lite.strategies.quantised import all_gather, rounded
 
 
@@ -128,7 +123,8 @@ class Flat:
             return [nn.Parameter(v, requires_grad=p.requires_grad) for v, p in pairs]
         for index, (view, param) in enumerate(pairs):
             param.data, param.grad = view, None
-            param.__class__, param.place = unsharded(type(param)), (self, index)
+            param.__class__ = subclass(UnshardedParameter, type(param))
+            param.place = self, index
         return list(params)
 
     # -- Shard to Replicate

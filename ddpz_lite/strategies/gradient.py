@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ddpz_lite.strategies.clip import total_norm
@@ -207,7 +206,7 @@ def _final(gradients: list[LocalGrad]) -> list[LocalGrad]:
             "the norm of something computed from a gradient that is not final: it is "
             f"{gradients[0].state.value}. Fix: optimizer.finalize_grads() before it, on every rank."
         )
-    found = [g if g.param is None else own_grad(g.param) for g in gradients]
+    found = [g if g.stepper is None else own_grad(g.param) for g in gradients]
     return [g for g in found if g is not None]
 
 
@@ -224,70 +223,3 @@ def _check_change(name: str, target: Any) -> None:
             "would change by something else. Fix: optimizer.finalize_grads() before it, on every "
             "rank; then p.grad is this rank's part of the mean."
         )
-
-
-class UnshardedParameter(nn.Parameter):
-    """A parameter that is unsharded here, while this rank's optimizer steps on its shard.
-
-    `place` is its flat buffer and the index in it. `.data`, once read, may be changed at any time;
-    so from then on it is compared with the master copy before a step. Copies are plain.
-    """
-
-    place: tuple[Any, int]
-
-    @property
-    def data(self) -> Tensor:
-        self.place[0].exposed = True
-        return Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        Tensor.data.__set__(self, value)
-
-    @property
-    def grad(self) -> Tensor | None:
-        flat, index = self.place
-        own, stepper, shard = own_grad(self), flat.owner, flat.shards[index]
-        if stepper is None or in_backward():
-            return own
-        if own is None and shard.grad is None and stepper.reduces_later and stepper.has_unreduced():
-            own = torch.zeros_like(self)  # other ranks may have one
-        if own is None:
-            return shard.grad
-        if flat.comm.size == 1 and not flat.comm.axes and stepper.loss_scale is None:
-            return own
-        state = GradState.OWN if shard.grad is None else GradState.PARTIAL
-        return LocalGrad.of(own, shard, flat.comm, stepper, state)
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        flat, index = self.place
-        own, shard = own_grad(self), flat.shards[index]
-        if isinstance(value, LocalGrad) and value.state is GradState.FINAL:
-            shard.grad = LocalGrad.of(value.as_subclass(Tensor), shard, flat.comm)
-        elif own is None or value is None or value.data_ptr() != own.data_ptr():  # not p.grad *= 2
-            if value is not None and flat.owner is not None and flat.owner.loss_scale is not None:
-                raise RuntimeError(
-                    "cannot assign p.grad under fp16: it is unknown whether the value is scaled. "
-                    "Fix: call optimizer.finalize_grads() on every rank; then change p.grad, which "
-                    "is this rank's part of the mean, in place."
-                )
-            shard.grad = None
-            set_own_grad(self, None if value is None else value.as_subclass(Tensor))
-
-    def _plain(self) -> nn.Parameter:
-        return Tensor._make_subclass(type(self).__bases__[1], self.detach(), self.requires_grad)
-
-    def __deepcopy__(self, memo: Any) -> nn.Parameter:
-        return memo.setdefault(id(self), self._plain().__deepcopy__({}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._plain().__reduce_ex__(protocol)
-
-
-@cache
-def unsharded(kind: type[nn.Parameter]) -> type[nn.Parameter]:
-    """The class of a parameter of this class that becomes an UnshardedParameter."""
-    if issubclass(kind, UnshardedParameter):
-        return kind
-    return type(kind.__name__, (UnshardedParameter, kind), {})

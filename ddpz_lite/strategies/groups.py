@@ -121,6 +121,14 @@ class Group:
         others = [name for name, size in sizes.items() if name != "data" and size > 1]
         return cls(mesh.get_group("data"), axes={name: mesh.get_group(name) for name in others})
 
+    @property
+    def position(self) -> dict[str, tuple[int, int]]:
+        """Which part of the model this rank holds: (index, number of parts) by axis."""
+        places = {"data": (self.place, self.shards)}
+        for axis, group in self.axes.items():
+            places[axis] = dist.get_rank(group), dist.get_world_size(group)
+        return places
+
     @cached_property
     def other_axes(self) -> Self:
         """This rank alone on the data axis: what replicated gradients have to do with a mesh."""

@@ -21,6 +21,7 @@ from ddpz_lite.strategies.clip import clip_grad_norm_
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
+from ddpz_lite.strategies.guards.elementwise import check_class
 from ddpz_lite.strategies.ownership import whole_groups
 from ddpz_lite.strategies.precision import LossScale
 from ddpz_lite.strategies.wrapped_optimizer import WrappedOptimizer
@@ -57,6 +58,7 @@ class ShardedOptimizer(WrappedOptimizer):
         ownership: str | None = None,
         **options: Any,
     ) -> None:
+        check_class(optimizer_class)
         self.flats: list[Flat] = []  # of the shards, if this optimizer has them in flat buffers
         super().__init__(params, options)
         self.comm, self.loss_scale = comm, loss_scale

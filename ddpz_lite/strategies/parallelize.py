@@ -152,5 +152,5 @@ def parallelize(
         model.cast_frozen(mixed_precision, keep)
     if pipe is None:
         return model, optimizer
-    pipe.stage = model
+    pipe.attach(model, comm)
     return pipe, optimizer

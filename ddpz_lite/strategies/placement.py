@@ -70,7 +70,7 @@ STAGES: dict[int, Strategy] = {
 
 def strategy(stage: int) -> Strategy:
     """The row of the table for `stage`. Raises ValueError for anything but 0, 1, 2, 3."""
-    if not isinstance(stage, Integral) or stage not in STAGES:
+    if not isinstance(stage, Integral) or isinstance(stage, bool) or stage not in STAGES:
         raise ValueError(f"stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got {stage!r}")
     return STAGES[stage]
 

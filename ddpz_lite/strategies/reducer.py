@@ -121,21 +121,50 @@ class Reducible(Protocol):
     def wait_for_reduce(self) -> None: ...
 
 
-def new_backward(known: int | None, end: Callable[[], None]) -> int | None:
-    """Autograd's number of the run in progress, with `end` queued for its end; None if `known`.
+class Backward:
+    """The backward that runs through a model, with those that begin inside it; calls `end` after.
 
-    Raises RuntimeError for a run inside another.
+    Autograd numbers its runs. Reentrant checkpoints and reversible layers start one inside another,
+    and the first gradient may come in one of those. So a run that ends looks for a node of autograd
+    that computes at this moment: that node belongs to the run around it, and is followed there.
     """
-    run = torch._C._current_graph_task_id()
-    if run == known:
-        return None
-    if known is not None:
-        raise RuntimeError(
-            "a backward began inside another one, or after one that raised. Fix: "
-            "checkpoint(..., use_reentrant=False); optimizer.zero_grad() after an exception."
-        )
-    Variable._execution_engine.queue_callback(end)
-    return run
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._runs: set[int] = set()  # that have begun; one that raised has no end
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def enter(self) -> bool:
+        """Autograd has come here. Returns whether a backward begins with it."""
+        run, is_first = torch._C._current_graph_task_id(), not self._runs
+        if run not in self._runs:
+            self._runs.add(run)
+            Variable._execution_engine.queue_callback(partial(self._leave, run))
+        return is_first
+
+    def _leave(self, run: int) -> None:
+        if (node := torch._C._current_autograd_node()) is not None:
+            node.register_hook(lambda *_: self._surface(run))
+            return
+        raised = self._runs - {run}
+        self._runs = set()
+        if raised:
+            raise RuntimeError(
+                "a backward ended after one that raised and has left gradients. Fix: call "
+                "optimizer.zero_grad() after an exception in backward."
+            )
+        self._end()
+
+    def _surface(self, run: int) -> None:
+        """The node in which the run began is over: go on in the run around it."""
+        self.enter()
+        self._runs.discard(run)
+
+    def forget(self) -> None:
+        """The backward raised."""
+        self._runs = set()
 
 
 class Reducer:
@@ -144,14 +173,14 @@ class Reducer:
     Buckets go in index order (see [Note: order] in comm): a full bucket waits for those before it.
     `in_flight` bounds how many are in flight at once, and so the memory of their buffers.
 
-    [Note: one backward] Autograd numbers its runs. The first gradient of a run queues `_end`, which
-    autograd calls when the run is over. If it raised, the owner calls `reset` before the next.
+    If a backward raised, the owner calls `reset` before the next.
     """
 
     def __init__(self, buckets: Sequence[Reducible], in_flight: int) -> None:
         self.buckets: list[Reducible] = []
         self.in_flight, self.enabled = in_flight, True
         self._kept = False  # whether no_sync has kept a gradient that was not reduced since
+        self._backward = Backward(self._end)
         self.add(buckets)
 
     def add(self, buckets: Sequence[Reducible]) -> None:
@@ -164,7 +193,7 @@ class Reducer:
 
     def reset(self) -> None:
         """Forget a backward that did not come to its end."""
-        self._run: int | None = None
+        self._backward.forget()
         self._next = self._done = 0
         self._arrived: list[set[int]] = [set() for _ in self.buckets]
 
@@ -177,13 +206,13 @@ class Reducer:
         if not self.enabled:
             self._kept = True
             return
-        if (run := new_backward(self._run, self._end)) is not None:
-            self._run = run
+        self._backward.enter()
         bucket, arrived = self.buckets[b], self._arrived[b]
         if i in arrived:
             raise RuntimeError(
-                "a parameter received two gradients in one backward. Fix: run one backward per "
-                "graph; pass use_reentrant=False to checkpoint()."
+                "a parameter received two gradients in one backward: another one ran inside it, of "
+                "a reentrant checkpoint or a reversible layer, for a parameter that is also used "
+                "elsewhere. Fix: run one backward per graph; checkpoint(..., use_reentrant=False)."
             )
         arrived.add(i)
         bucket.collect(i, param)

@@ -14,6 +14,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad
 from ddpz_lite.strategies.guards.model import check_frozen
+from ddpz_lite.strategies.guards.modules import KnownModules, check_reached, is_detached
 from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
@@ -38,12 +39,20 @@ class Replica(nn.Module):
         self.flats: list[Flat] = []
         self.masters: list[Flat] = []
         self._clear: Callable[[bool], None] | None = None
+        self._known = KnownModules(module)
+        self._detached = False  # whether the last forward made an output without a gradient
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         check_frozen(self._frozen)
+        learns = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if learns:
+            self._known.check(self.module)
         if self._sends_buffers and self.training and torch.is_grad_enabled():
             send_buffers(list(self.module.buffers()), self.comm)
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        if learns:
+            self._detached = is_detached(output, self.module)
+        return output
 
     def batch_weight(self, count: float) -> float:
         """The factor for this rank's mean loss with which unequal batches give the global mean.
@@ -68,7 +77,13 @@ class Replica(nn.Module):
     def attach(self, optimizer: ShardedOptimizer) -> None:
         """Tell the model which optimizer steps on it: `zero_grad` is its, and its buffers count."""
         self._clear = optimizer.zero_grad
+        optimizer.register_step_pre_hook(self._check_reached)
         self.flats = self.flats or optimizer.flats  # the same list: it grows with new groups
+
+    def _check_reached(self, optimizer: ShardedOptimizer, *_: Any) -> None:
+        if self._detached:
+            shards = [shard for flat in optimizer.flats for shard in flat.shards]
+            check_reached(type(optimizer).__name__, [*self.module.parameters(), *shards])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's, which knows where gradients lie."""

@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.guards.optimizers import check_position
+
 
 class WrappedOptimizer(torch.optim.Optimizer):
     """A torch optimizer around another one, `inner`, with the same groups over other tensors."""
 
+    comm: Comm
     inner: torch.optim.Optimizer | None = None
     whole: list[bool]  # by group; groups added later are like the last
 
@@ -66,7 +70,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         self.give_options()
-        state_dict = self.inner.state_dict()
+        state_dict = self.inner.state_dict() | {"position": self.comm.position}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
         return state_dict
@@ -74,6 +78,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
+        check_position(state_dict, self.comm)
         self.inner.load_state_dict(state_dict)
         self.take_options()
         for after in self._optimizer_load_state_dict_post_hooks.values():

@@ -6,7 +6,8 @@ all-reduce moves: 2Ψ(N-1)/N elements. Without mixed precision a shard is a view
 so the optimizer updates them in place and nothing is copied; with it, it is the fp32 master copy.
 
 Until `step()`, or `finalize_grads()`, `param.grad` is this rank's own gradient (see `gradient`); so
-accumulation over several backwards costs nothing and needs no `no_sync`.
+accumulation over several backwards costs nothing and needs no `no_sync`. Under mixed precision
+autograd rounds each running sum G of gradients g: off by u (sum |g| + sum |G|), u = 2^-8 for bf16.
 
 Source: Rajbhandari et al. 2020, section 5.1 (P_os).
 """

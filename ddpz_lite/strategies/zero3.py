@@ -11,7 +11,8 @@ shards, for any torch optimizer; they hold full parameters while a unit is unsha
 [Note: post_backward] A unit is resharded and reduced when the backward of a unit that does not
 contain it begins, or backward ends. Both come in the same order on all ranks, whatever gradients a
 rank happens to miss, so no rank's reduction can meet another's gather. All of the unit's own
-backward has run by then: autograd runs later nodes first.
+backward has run by then: autograd runs later nodes first. A unit whose forward had no gradients,
+as in a reentrant checkpoint, is unsharded from its second forward to the end of backward.
 
 Source: Rajbhandari et al. 2020, section 5.3 (P_os+g+p); Zhao et al., "PyTorch FSDP", VLDB 2023,
 section 3. The verbs are those of torch's FSDP2.
@@ -41,6 +42,7 @@ from ddpz_lite.strategies.guards.model import (
     refuse_create_graph,
     refuse_gradient,
 )
+from ddpz_lite.strategies.guards.modules import KnownModules
 from ddpz_lite.strategies.guards.optimizers import watch_optimizers
 from ddpz_lite.strategies.guards.parameters import watch_parameters
 from ddpz_lite.strategies.mesh import apart
@@ -48,7 +50,7 @@ from ddpz_lite.strategies.meta_device import Builder
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.precision import keeps_dtype
 from ddpz_lite.strategies.prefetch import ForwardOrder
-from ddpz_lite.strategies.reducer import new_backward
+from ddpz_lite.strategies.reducer import Backward
 from ddpz_lite.strategies.replica import Replica
 from ddpz_lite.strategies.unit_choice import Slot, Units, is_called, split
 from ddpz_lite.strategies.units import BackwardState, ShardedState, Unit
@@ -86,7 +88,8 @@ class ZeRO3(Replica):
         device: where to build a module that is on the meta device.
 
     Any part may be called by itself, by all ranks together; parameters may be frozen and unfrozen,
-    before a forward; hooks after accumulation get a shard with its final gradient.
+    before a forward; hooks after accumulation get a shard with its final gradient. torch's
+    MemTracker hooks parameters before it, so it cannot follow shards; `MemoryTimeline` does.
 
     Raises: RuntimeError if ranks differ, if a rank runs units in another order, if an optimizer
     built before sharding steps, if a loss was computed with shards, if a parameter is replaced or
@@ -123,9 +126,7 @@ class ZeRO3(Replica):
         if 1 < reshard_after_forward < self.comm.world:  # hpZ: these ranks keep a second copy
             self._flat_options["intra_node"] = self.comm.part(reshard_after_forward)
         self.reshard_after_forward = reshard_after_forward is True or reshard_after_forward > 1
-        self.names_before_sharding: dict[
-            nn.Parameter, str
-        ] = {}  # of parameters that no longer exist
+        self.names_before_sharding: dict[nn.Parameter, str] = {}  # these parameters are gone
         found = split(module, units)
         builder = Builder(module, found, init_fn, device)
         on_meta = bool(builder.empty)
@@ -145,10 +146,11 @@ class ZeRO3(Replica):
         self._read_outside: list[Unit] = []  # in the forward that runs
         self.awaits_backward = False  # a forward with gradients has had no backward yet
         # of backward
-        self._run: int | None = None  # autograd's number of the backward that runs
+        self.own_backward = Backward(self._end_backward)
         self._sync = True
         self._open: dict[Unit, None] = {}  # units between pre_backward and post_backward
         self._in_flight: Unit | None = None  # whose gradients are being reduced
+        self._known = KnownModules(module, self._shard_of)
         self._wrap_forwards()
         watch_parameters(self.units, self._read)
         watch_optimizers(self)
@@ -229,7 +231,7 @@ class ZeRO3(Replica):
 
     def _begin_forward(self, module: nn.Module) -> None:
         """The outermost forward begins: the model's, or that of a part called by itself."""
-        if self._run is not None:  # the last backward raised
+        if self.own_backward:  # the last one raised
             self._forget()
         check_shard_hooks(self.shards, self.module)
         self._plan = self._forward_order if module is self.module else None
@@ -316,10 +318,10 @@ class ZeRO3(Replica):
     # -- backward
 
     def _begin_backward(self) -> None:
-        if (run := new_backward(self._run, self._end_backward)) is not None:
+        if self.own_backward.enter():
             if torch.is_grad_enabled():
                 refuse_create_graph()
-            self._run, self.awaits_backward = run, False
+            self.awaits_backward = False
             for unit in self.units:  # the root first, though its own hook may come second
                 if unit.read_outside or (unit.uses and not self.reshard_after_forward):
                     unit.wait_for_unshard()
@@ -371,13 +373,14 @@ class ZeRO3(Replica):
         self._reset()
 
     def _reset(self) -> None:
-        self._run, self._open = None, {}
+        self._open = {}
         for unit in self.units:
             unit.reset()
 
     def _forget(self) -> None:
         """Drop what a backward that raised has left."""
         self._in_flight = None
+        self.own_backward.forget()
         for flat in self.flats:
             flat.forget()
         for param in self._shard_of:
@@ -390,10 +393,6 @@ class ZeRO3(Replica):
         """Free the full parameters that are here: a change of the shards makes them stale."""
         for unit in self.units:
             unit.reshard()
-
-    @property
-    def in_own_backward(self) -> bool:
-        return self._run is not None
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's shards, also at a moment when a module holds a full parameter."""

@@ -1,12 +1,14 @@
 """`--mesh DxPxT`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor.
 
 Ranks that differ only in pipe and tensor read the same windows. The micro-batches of an update
-(--accumulate) are those of the pipeline, with 1F1B; one stage is plain accumulation.
+(--accumulate) are those of the pipeline, in the order of --schedule; one stage is plain
+accumulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,12 +20,18 @@ from ddpz_lite.model import GPT, next_token_loss
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline
-from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
+from ddpz_lite.strategies.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from ddpz_lite.strategies.tensor.layers import tensor_parallel
 from ddpz_lite.trainer.batches import Batch
 from ddpz_lite.trainer.recipe import Recipe
 from ddpz_lite.trainer.saving import TrainingError
 
+SCHEDULES = {
+    "1f1b": one_f_one_b,
+    "gpipe": gpipe,
+    "interleaved": partial(interleaved, chunks=2),  # Recipe.chunks
+    "zb": zero_bubble,
+}
 IGNORED = -100  # a target that cross-entropy leaves out
 
 
@@ -40,11 +48,10 @@ def mesh_of(recipe: Recipe, device: torch.device) -> dist.DeviceMesh | None:
 
 def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
     """The GPT, cut over `tensor` and distributed to stages over `pipe`."""
-    stages = mesh["pipe"].size()
-    schedule = one_f_one_b(stages, recipe.accumulate)
-    return Pipeline(
-        gpt_stages(tensor_parallel(gpt, mesh["tensor"]), stages), schedule, mesh["pipe"]
-    )
+    ranks, chunks = mesh["pipe"].size(), recipe.chunks
+    schedule = SCHEDULES[recipe.schedule](ranks, recipe.accumulate)
+    stages = gpt_stages(tensor_parallel(gpt, mesh["tensor"]), ranks * chunks)
+    return Pipeline(stages, schedule, mesh["pipe"])
 
 
 def nats_through(pipe: Pipeline, batches: Sequence[Batch], factor: float) -> Tensor:

@@ -67,6 +67,12 @@ class Recipe:
         "second, with --accumulate micro-batches, heads and MLP cut along the third",
         metavar="DxPxT",
     )
+    schedule: str = _option(
+        "ranks",
+        "1f1b",
+        "of a mesh with stages; interleaved: each rank has two chunks of the model",
+        choices=("1f1b", "gpipe", "interleaved", "zb"),
+    )
     shard_size: int = _option(
         "ranks",
         0,
@@ -154,14 +160,26 @@ class Recipe:
             raise ValueError(f"--mesh takes DxPxT, as 2x2x2 for 8 ranks, not {self.mesh!r}")
         return tuple(map(int, self.mesh.split("x")))
 
+    @property
+    def chunks(self) -> int:
+        """Parts of the model on each rank of a pipeline."""
+        return 2 if self.schedule == "interleaved" else 1
+
     def _check_mesh(self) -> None:
+        _, pipe, tensor = self.axes or (1, 1, 1)
+        if pipe == 1 and self.schedule != "1f1b":
+            raise ValueError(f"--schedule {self.schedule} is for stages. Fix: --mesh 1x2x1, say")
         if self.axes is None:
             return
-        _, pipe, tensor = self.axes
         if self.shard_size:
             raise ValueError("--mesh and --shard-size are two meshes. Fix: give one of them")
-        if pipe > self.layers:
-            raise ValueError(f"--mesh {self.mesh} has {pipe} stages for --layers {self.layers}")
+        if (stages := pipe * self.chunks) > self.layers:
+            raise ValueError(f"--mesh {self.mesh} has {stages} stages for --layers {self.layers}")
+        if self.chunks > 1 and self.accumulate % pipe:
+            raise ValueError(
+                f"--schedule interleaved needs --accumulate {pipe} or a multiple of it, for the "
+                f"{pipe} ranks of the pipeline, got {self.accumulate}"
+            )
         if self.heads % tensor:
             raise ValueError(f"--mesh {self.mesh}: --heads {self.heads} do not divide by {tensor}")
         if tensor > 1 and self.dropout:

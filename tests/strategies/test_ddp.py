@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 
 import pytest
 import torch
@@ -20,14 +21,16 @@ from ddpz_lite.strategies.reducer import buckets_of
 
 
 class Reentrant(nn.Module):
-    """A checkpoint whose backward is a second one inside the first."""
+    """Checkpoints whose backward is a second one inside the first; the last may be one, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: bool = False) -> None:
         super().__init__()
         self.first, self.inner, self.last = (nn.Linear(3, 3) for _ in range(3))
+        self.unused, self.with_last = nn.Linear(3, 3), last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(checkpoint(self.inner, self.first(x), use_reentrant=True))
+        x = checkpoint(self.inner, self.first(x), use_reentrant=True)
+        return checkpoint(self.last, x, use_reentrant=True) if self.with_last else self.last(x)
 
 
 def many_things() -> dict[str, object]:
@@ -89,8 +92,10 @@ def many_things() -> dict[str, object]:
     halved(torch.ones(1, 2)).sum().backward()
     out["hook"] = halved.module.weight.grad.tolist()
 
-    reentrant = DDP(Reentrant())
-    out["reentrant"] = raised(lambda: reentrant(torch.ones(1, 3)).sum().backward())
+    twice = Reentrant()
+    twice.first = twice.inner  # used inside of the inner backward and outside
+    shared = DDP(twice)
+    out["reentrant"] = raised(lambda: shared(torch.ones(1, 3)).sum().backward())
     out["shapes"] = raised(DDP, nn.Linear(2, 1 + rank // 2))
     out["world"] = world
     return out
@@ -128,6 +133,50 @@ def test_uneven_batches_and_a_rank_that_runs_out_give_the_global_mean():
     for *gaps, nobody in dz.launch(uneven_batches, 2):
         assert max(gaps) < 1e-6
         assert "end the loop when no rank has a batch left" in nobody
+
+
+def reentrant() -> dict[tuple[int, bool], tuple[float, bool]]:
+    """Distance to one process, and whether what nothing used has no gradient."""
+    rank, world, found = dist.get_rank(), dist.get_world_size(), {}
+    x = torch.randn(2 * world, 3, generator=torch.Generator().manual_seed(1))
+    for stage, last in itertools.product((0, 1, 2, 3), (False, True)):
+        torch.manual_seed(0)
+        plain = Reentrant(last)
+        options = {"lr": 0.5, "bucket_mb": 1e-5}
+        model, optimizer = parallelize(copy.deepcopy(plain), torch.optim.SGD, stage, **options)
+        alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+        for part in (x, x + 1):
+            plain(part).square().mean().backward()
+            model(part[rank::world]).square().mean().backward()
+            optimizer.finalize_grads()
+            unused = [p.grad for n, p in model.named_parameters() if "unused" in n]
+            alone.step()
+            optimizer.step()
+            optimizer.zero_grad()
+            alone.zero_grad()
+        state, exact = full_state_dict(model), plain.state_dict()
+        far = max((state[n] - exact[n]).abs().max().item() for n in exact)
+        found[stage, last] = far, unused == [None, None]
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_backward_inside_a_backward_is_part_of_it(world):
+    for found in dz.launch(reentrant, world):
+        assert {k: v for k, v in found.items() if not (v[0] < 1e-6 and v[1])} == {}
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_backward_after_one_that_raised_does_not_take_what_that_left(stage):
+    model, _ = parallelize(nn.Linear(2, 1), torch.optim.SGD, stage, lr=0.1)
+    weight, bias = model.module.weight, model.module.bias
+    hook = weight.register_hook(lambda _: _stop())
+    terms = weight.sum(), bias.sum()  # autograd takes the last first, so the bias has a gradient
+    with contextlib.suppress(KeyError):
+        sum(terms).backward()
+    hook.remove()
+    with pytest.raises(RuntimeError, match=r"zero_grad\(\) after an exception in backward"):
+        weight.sum().backward()
 
 
 def _stop():

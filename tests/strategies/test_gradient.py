@@ -26,6 +26,7 @@ from ddpz_lite.checkpoint.parts import local_parameters
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
 from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
+from ddpz_lite.strategies.tensor.vocabulary import vocabulary_loss
 
 STAGES = (0, 1, 2, 3)
 
@@ -293,8 +294,8 @@ def test_a_grad_scaler_skips_and_scales_on_all_ranks_alike(world):
 
 # -- other axes of a mesh: here ranks hold different parts of the model
 
-CONFIG = dz.GPTConfig(vocab_size=11, context=5, layers=2, heads=2, width=8, tied=True)
-TOKENS = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(1))
+CONFIG = dz.GPTConfig(vocab_size=12, context=5, layers=2, heads=2, width=8, tied=True)
+TOKENS = torch.randint(12, (8, 6), generator=torch.Generator().manual_seed(1))
 SCALER = {"init_scale": 2.0**10, "growth_interval": 2}
 
 
@@ -354,6 +355,54 @@ def test_torchs_clipping_and_scaler_on_other_axes(shape, kind, stage):
         for step, (exact, norm) in enumerate(pairs):
             assert step == 1 or norm == pytest.approx(exact, rel=1e-5), pairs
         assert out["scales"] and out["far"] < 1e-5, out
+
+
+def cut_alone(sequence: bool, vocabulary: bool) -> tuple[list[float], list[float]]:
+    """Norms by torch of one process and of a tensor-parallel GPT without parallelize."""
+    plain, norms = gpt(), ([], [])
+    cut = {"sequence": sequence, "vocabulary": vocabulary}
+    model = dz.tensor_parallel(gpt(), **cut)
+    x, y = TOKENS[:, :-2], TOKENS[:, 1:-1]  # 4 tokens: two on each rank
+    pairs = [(m, torch.optim.SGD(m.parameters(), lr=0.5)) for m in (plain, model)]
+    for _ in range(3):
+        for (m, optimizer), found in zip(pairs, norms, strict=True):
+            logits = m(x)
+            is_cut = vocabulary and m is model
+            loss = vocabulary_loss(logits, y) if is_cut else dz.next_token_loss(logits, y)
+            loss.backward()
+            found.append(clip_grad_norm_(m.parameters(), 0.1).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
+
+
+@pytest.mark.parametrize(("sequence", "vocabulary"), [(False, False), (True, True)])
+def test_torchs_clipping_counts_all_ranks_of_a_cut_model_alone(sequence, vocabulary):
+    for exact, norms in dz.launch(cut_alone, 2, args=(sequence, vocabulary)):
+        assert norms == pytest.approx(exact, rel=1e-5)
+
+
+def stages_of_a_cut_model() -> tuple[list[float], list[float]]:
+    """The same with stages of a cut model, on pipe x tensor."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "tensor"))
+    plain, norms = gpt(), ([], [])
+    stages = gpt_stages(dz.tensor_parallel(gpt(), mesh["tensor"]), 2)
+    pipe = dz.Pipeline(stages, one_f_one_b(2, 2), mesh["pipe"])
+    alone, ours = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (plain, pipe))
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    for _ in range(3):
+        dz.next_token_loss(plain(x), y).backward()
+        pipe.step(x, y, dz.next_token_loss)
+        for model, optimizer, found in ((plain, alone, norms[0]), (pipe, ours, norms[1])):
+            found.append(clip_grad_norm_(model.parameters(), 0.1).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
+
+
+def test_torchs_clipping_counts_both_axes_of_a_model_alone():
+    for exact, norms in dz.launch(stages_of_a_cut_model, 4):
+        assert norms == pytest.approx(exact, rel=1e-5)
 
 
 def edited() -> dict[tuple[int, str], object]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from core_jobs import CASES, gpt
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -33,6 +34,28 @@ def fake_world(request):
     )
     yield request.param
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fake_world", [2], indirect=True)
+def test_memory_timeline_follows_zero3_where_mem_tracker_cannot(fake_world):
+    module, x, y, psi = model_and_loss()
+    model, optimizer = parallelize(module, torch.optim.SGD, 3, lr=1e-3)
+
+    def step() -> None:
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with MemoryTimeline(model, optimizer) as timeline:
+        step()
+    assert 0 <= timeline.at_peak["parameters"] - 4 * psi / 2 < 400  # padding
+    assert timeline.samples[-1][1]["gradients"] >= 4 * psi / 2
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    said = r"place of torch's MemTracker.* dz\.MemoryTimeline"
+    with pytest.raises(RuntimeError, match=said), tracker:
+        step()
 
 
 def model_and_loss():

@@ -76,7 +76,11 @@ def frozen_stage(which: int, has_parameters: bool, folder: str) -> None:
             )
             for step in range(STEPS):
                 pipe.step(*batches(step), nn.functional.mse_loss)
-                norm = optimizer.clip_grad_norm_(CLIP)
+                if step:  # torch's takes part where there is nothing to train, too
+                    optimizer.finalize_grads()
+                    norm = nn.utils.clip_grad_norm_(pipe.parameters(), CLIP)
+                else:
+                    norm = optimizer.clip_grad_norm_(CLIP)
                 assert abs(norm.item() / norms[step] - 1) < (1e-5 if half is None else 0.02)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -89,6 +93,27 @@ def frozen_stage(which: int, has_parameters: bool, folder: str) -> None:
                 dz.save_checkpoint(f"{folder}/{stage}", pipe, optimizer)
                 dz.load_checkpoint(f"{folder}/{stage}", pipe, optimizer)
                 assert all(torch.equal(v, state[n]) for n, v in dz.full_state_dict(pipe).items())
+
+
+def bare_pipeline(which: int, has_parameters: bool) -> None:
+    """The same without parallelize: torch's optimizer and torch's clipping."""
+    given = (which, None) if has_parameters else (None, which)
+    right, norms = alone(layers(*given))
+    pipe = dz.Pipeline(layers(*given), one_f_one_b(3, 4))
+    optimizer = torch.optim.AdamW(pipe.parameters(), **ADAM)
+    for step in range(STEPS):
+        pipe.step(*batches(step), nn.functional.mse_loss)
+        norm = nn.utils.clip_grad_norm_(pipe.parameters(), CLIP)
+        assert abs(norm.item() / norms[step] - 1) < 1e-5
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in pipe.module.state_dict().items():
+        torch.testing.assert_close(value, right[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("which", "has_parameters"), [(None, True), (1, True), (1, False)])
+def test_torchs_clipping_counts_all_stages_of_a_pipeline_alone(which, has_parameters):
+    dz.launch(bare_pipeline, 3, args=(which, has_parameters))
 
 
 @pytest.mark.parametrize("has_parameters", [True, False])

@@ -268,3 +268,42 @@ def test_a_group_that_is_added_later_has_its_master_in_the_full_state():
     optimizer.add_param_group({"params": [model.module.late]})
     assert model.module.late.dtype is torch.bfloat16
     assert torch.equal(dz.full_state_dict(model)["late"], late)
+
+
+class Dot(nn.Module):
+    """Its gradient is its input, rounded once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(500))
+
+    def forward(self, c: torch.Tensor) -> torch.Tensor:
+        return (self.weight * c).sum()
+
+
+def rounded_sums(m: int) -> dict[int, tuple[float, float]]:
+    """By stage: the largest error of m micro-batches' gradient, over two bounds of it.
+
+    u is half the distance from 1 to the next bf16. The first bound is one rounding per micro-batch,
+    u sum |g_k|; the second adds one for each running sum, u sum |G_k|.
+    """
+    u, world, found = torch.finfo(torch.bfloat16).eps / 2, dist.get_world_size(), {}
+    g = torch.rand(world, m, 500, generator=torch.Generator().manual_seed(1)) + 0.5
+    once = u * g.sum(1).mean(0)  # (500,)
+    sums = once + u * g.cumsum(1)[:, 1:].sum(1).mean(0)
+    for stage in (1, 2):
+        options = {"lr": 1.0, "mixed_precision": torch.bfloat16}
+        model, optimizer = parallelize(Dot(), torch.optim.SGD, stage, **options)
+        for micro_batch in g[dist.get_rank()]:
+            model(micro_batch).backward()
+        optimizer.step()
+        off = (dz.full_state_dict(model)["weight"].double() + g.double().sum(1).mean(0)).abs()
+        found[stage] = (off / once).max().item(), (off / sums).max().item()
+    return found
+
+
+def test_bf16_micro_batches_round_each_gradient_and_at_zero1_each_running_sum():
+    for found in dz.launch(rounded_sums, 3, args=(6,)):
+        assert found[1][0] > 1.2  # so one rounding per micro-batch is no bound here
+        assert found[1][1] < 1.01  # of second order in u
+        assert found[2][0] < 1.01

@@ -137,7 +137,7 @@ def run_program(program: Program) -> str:
         for index, (x, y) in enumerate(halves):
             with pipe.no_sync() if program.no_sync and index == 0 else nullcontext():
                 pipe.step(x, y, loss_fn)
-        if program.clip == "norm" and (step == 0 or program.frozen):
+        if program.clip == "norm" and step == 0:
             optimizer.clip_grad_norm_(0.05)
         elif program.clip == "norm":
             nn.utils.clip_grad_norm_(pipe.parameters(), 0.05)

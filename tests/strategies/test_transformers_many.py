@@ -87,6 +87,13 @@ PVT = STAGED | {"image_size": 64, "num_attention_heads": [1, 2], "mlp_ratios": [
 PVT |= {"sequence_reduction_ratios": [2, 1], "patch_sizes": [4, 2], "strides": [4, 2]}
 POOL = STAGED | {"patch_sizes": [3, 3], "strides": [4, 2], "padding": [1, 1], "mlp_ratio": 2.0}
 
+REFORMER = {"vocab_size": 50, "hidden_size": 16, "attention_head_size": 8, "num_attention_heads": 2}
+REFORMER |= {"feed_forward_size": 24, "axial_pos_embds": False, "max_position_embeddings": 16}
+REFORMER |= {"attn_layers": ["local", "lsh"], "num_buckets": 2, "num_hashes": 1, "hash_seed": 1}
+REFORMER |= {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "is_decoder": False}
+REFORMER |= {f"{of}_dropout_prob": 0.0 for of in ("hidden", "local_attention_probs")}
+REFORMER |= {"lsh_attention_probs_dropout_prob": 0.0}
+
 # What a configuration needs beside TINY (None: without it), and those that need nothing of TINY.
 MORE: dict[str, dict[str, Any]] = {
     "Funnel": {"block_sizes": [1, 2], "num_decoder_layers": 2, "n_head": 4, "d_head": 4}
@@ -100,6 +107,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "ResNet": RESNET,
     "Swin": SWIN,
     "ConvNext": PYRAMID | {"num_stages": 2},
+    "Reformer": REFORMER,
     "Sam": {
         "vision_config": SAM_VISION,
         "prompt_encoder_config": SAM_PROMPT,
@@ -107,7 +115,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
 }
 
-# Six that once failed; then decoders and encoders, recurrent ones, experts, pairs, pictures.
+# Seven that once failed; then decoders and encoders, recurrent ones, experts, pairs, pictures.
 ONCE: dict[str, Callable[[int], Batch]] = {
     "Funnel": text,
     "Jamba": text,
@@ -115,6 +123,7 @@ ONCE: dict[str, Callable[[int], Batch]] = {
     "Pvt": large_picture,
     "PoolFormer": large_picture,
     "Sam": points,
+    "Reformer": lambda samples: {"input_ids": ids(samples, 8)},  # backwards inside a backward
 }
 TEXTS = (
     "Albert Bloom Bert Cohere ConvBert Deberta DebertaV2 DistilBert Electra Ernie Esm FNet "
@@ -204,7 +213,7 @@ def train_all(cases: dict[str, Callable[[int], Batch]]) -> dict[str, str]:
     return wrong
 
 
-SHORT = {name: inputs for name, inputs in ONCE.items() if name in ("SqueezeBert", "Jamba", "Pvt")}
+SHORT = {name: ONCE[name] for name in ("SqueezeBert", "Jamba", "Pvt", "Reformer")}
 
 
 @pytest.mark.parametrize(

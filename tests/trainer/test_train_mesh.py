@@ -43,6 +43,18 @@ def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
         assert len(text) == len(sample) > 0
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb"])
+def test_a_schedule_changes_only_the_order(recipe, schedule):
+    deep = replace(recipe, layers=4, steps=3, validate=3)
+    numbers, sample = told(deep)
+    run = dz.launch(told, 2, args=(replace(deep, mesh="1x2x1", schedule=schedule),))
+    for found, text in run:
+        assert found == pytest.approx(numbers, abs=2e-4) and text == sample
+    order = [span.name for span in run.spans if span.rank == 0]
+    assert any("W0" in name for name in order) == (schedule == "zb"), order
+    assert any("F0b" in name for name in order) == (schedule == "interleaved"), order
+
+
 def test_a_run_goes_on_on_another_mesh(recipe, tmp_path):
     """Three jobs, each from the checkpoint of the one before, at another shape and stage."""
     shapes = [("1x2x1", 0), ("2x1x2", 3), ("2x2x1", 1)]
@@ -70,6 +82,8 @@ def test_a_run_goes_on_on_another_mesh(recipe, tmp_path):
         (["--mesh", "1x3x1"], "--mesh 1x3x1 has 3 stages for --layers 2"),
         (["--mesh", "1x1x3"], "--mesh 1x1x3: --heads 2 do not divide by 3"),
         (["--mesh", "1x1x2", "--dropout", "0.1"], "--mesh 1x1x2 cuts heads, and needs --dropout 0"),
+        (["--schedule", "zb"], "--schedule zb is for stages. Fix: --mesh 1x2x1"),
+        (["--mesh", "1x2x1", "--schedule", "interleaved"], "has 4 stages for --layers 2"),
         (["--mesh", "1x1x2", "--ranks", "3"], "--mesh 1x1x2 has 2 ranks, and --ranks says 3"),
     ],
 )

@@ -80,6 +80,17 @@ def _check(
                 raise TypeError(unsupported(name, f"its {key!r} depends on all {unit}s"))
 
 
+def check_class(optimizer_class: Any) -> None:
+    """Raise TypeError for an optimizer in place of its class."""
+    if not callable(optimizer_class):
+        name = type(optimizer_class).__name__
+        raise TypeError(
+            f"optimizer_class is an instance of {name}: it has the parameters as they were, and "
+            f"shards need one of their own. Fix: pass the class and its options, as in {name}, "
+            "lr=1e-3."
+        )
+
+
 def _try(
     optimizer_class: Callable[..., torch.optim.Optimizer],
     options: dict[str, Any],

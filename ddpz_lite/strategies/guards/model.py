@@ -89,7 +89,8 @@ def check_shard_hooks(shards: Iterable[nn.Parameter], model: nn.Module) -> None:
             raise RuntimeError(
                 f"register_hook was called on a shard of {name}: autograd does not reach shards, "
                 "so the hook would never run. Fix: remove it; hooks of "
-                "register_post_accumulate_grad_hook get the shard with its final gradient."
+                "register_post_accumulate_grad_hook get the shard with its final gradient. In "
+                "place of torch's MemTracker, which registers such hooks: dz.MemoryTimeline."
             )
 
 

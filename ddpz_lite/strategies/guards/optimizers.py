@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ownership import needs_whole
 
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -30,6 +31,19 @@ def _register() -> None:
     register_optimizer_step_pre_hook(_before_step)
 
 
+def check_position(state_dict: dict[str, Any], comm: Comm) -> None:
+    """Raise ValueError for the state of another rank, or of another world."""
+    saved, here = state_dict.get("position"), comm.position  # torch's own optimizers have none
+    for axis, (index, parts) in (saved or {}).items():
+        own = here.get(axis, (0, 1))
+        if (index, parts) != own:
+            raise ValueError(
+                f"this optimizer state is part {index} of {parts} along {axis!r}, and this rank "
+                f"steps on part {own[0]} of {own[1]}. Fix: load on each rank what its own "
+                "state_dict() returned; or save_checkpoint and load_checkpoint, for any world."
+            )
+
+
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     name = type(optimizer).__name__
@@ -41,7 +55,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 "build it from model.parameters() after model = ZeRO3(module)."
             )
         shards = [p for p in params if p in model.shards]
-        if not shards or model.in_own_backward:  # a hook steps inside backward
+        if not shards or model.own_backward:  # a hook steps inside backward
             continue
         if needs_whole(type(optimizer)):
             raise RuntimeError(

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ddpz_lite.strategies.comm import Comm, backend_of
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.mesh import Chunks, cuts_of
+from ddpz_lite.strategies.parameters import empty_parameter, show_parts
 from ddpz_lite.strategies.pipeline.gpt_stages import GPTStage, gpt_stages
 from ddpz_lite.strategies.pipeline.messages import Message, Messages
 from ddpz_lite.strategies.pipeline.schedules import (
@@ -56,7 +57,8 @@ class Pipeline(nn.Module):
             optimizer.step()
             optimizer.zero_grad()
 
-    On a mesh with a data axis: `pipe, optimizer = parallelize(pipe, ..., mesh=mesh)`.
+    On a mesh with a data axis: `pipe, optimizer = parallelize(pipe, ..., mesh=mesh)`. With both,
+    torch's `clip_grad_norm_(pipe.parameters(), ...)` counts all stages, so every rank calls it.
 
     Args:
         stages: all stages of the model, built alike on every rank; this rank keeps its own, as
@@ -109,6 +111,8 @@ class Pipeline(nn.Module):
         self.clash = _clash(stages)
         self._ties = Ties(self.comm, stages, self.stage)
         self._messages = Messages(self.comm, len(stages))
+        axes = show_parts(self.stage.parameters(), "pipe", self.comm)
+        self._empty = [empty_parameter(axes)]  # in a list: it is not the module's
         self.most_live, self._syncs = 0, True
 
     def _refuse_nccl(self, stages: Sequence[nn.Module], chunks: int) -> None:
@@ -128,6 +132,20 @@ class Pipeline(nn.Module):
     @property
     def module(self) -> nn.Module:
         return self.stage.module if isinstance(self.stage, Replica) else self.stage
+
+    def attach(self, model: Replica, axes: Comm) -> None:
+        """Run this model in place of the stage, which it has as its module."""
+        self.stage, self._empty = model, [empty_parameter(Comm.alone(axes.axes))]
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Those of this rank; an empty one where there is none to train.
+
+        So every rank takes part in torch's `clip_grad_norm_(pipe.parameters(), ...)`.
+        """
+        own = list(super().parameters(recurse))
+        yield from own
+        if not any(param.requires_grad for param in own):
+            yield from self._empty
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the stage; where it is sharded, its optimizer knows where."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.gradient import UnshardedParameter, own_grad, set_own_grad
+from ddpz_lite.strategies.gradient import own_grad, set_own_grad
 from ddpz_lite.strategies.mesh import mark
+from ddpz_lite.strategies.parameters import UnshardedParameter
 from ddpz_lite.strategies.replica import Replica
 
 

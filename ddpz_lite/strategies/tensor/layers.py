@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from ddpz_lite.model import GPT, Attention, Block
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.mesh import Cut, mark
+from ddpz_lite.strategies.parameters import show_parts
 from ddpz_lite.strategies.tensor.functions import Add, Copy, GatherLinear, Scatter
 from ddpz_lite.strategies.tensor.masks import draw_alike, draw_apart
 from ddpz_lite.strategies.tensor.sequence import SequenceDropout, SequenceNorm
@@ -138,7 +139,7 @@ def tensor_parallel(
     """Cut attention and MLP of every block over the ranks of `group`, in place; returns the GPT.
 
     Rank 0's weights win. Every rank must be given the same batch. Norms of the gradient count what
-    is not cut once if the optimizer comes from `parallelize` with a mesh.
+    is not cut once, torch's too.
 
     Args:
         sequence: sequence parallelism; windows must have a multiple of t tokens. Norms and
@@ -182,6 +183,7 @@ def tensor_parallel(
     cut = {id(m._parameters[n]) for m in gpt.modules() for n in getattr(m, "cuts", ())}
     for param in gpt.parameters():
         mark(param, elsewhere=comm.rank > 0 and id(param) not in cut)
+    show_parts(gpt.parameters(), "tensor", comm)
     return gpt
 
 

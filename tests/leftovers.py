@@ -59,3 +59,8 @@ def descriptors() -> int:
     """Open descriptors of this process, without those that wait to be collected as garbage."""
     gc.collect()
     return psutil.Process().num_fds()
+
+
+def family() -> set[int]:
+    """The descendants of this process."""
+    return {process.pid for process in psutil.Process().children(recursive=True)}

@@ -106,13 +106,6 @@ def test_a_module_is_looked_up_by_the_name_of_its_package(module, extra, monkeyp
     assert (told is None) if extra is None else (f'".[{extra}]"' in str(told))
 
 
-@pytest.mark.parametrize(
-    ("typed", "number"), [("3", "03"), ("03", "03"), ("3b", "03b"), ("12", "12"), ("zero", "zero")]
-)
-def test_the_number_of_a_lesson_may_lack_its_nought(typed, number):
-    assert shared.lesson_number(typed) == number
-
-
 def test_subcommands_do_not_import_the_command():
     """No circle: cli/__init__ imports them, and what they share lies in cli/shared."""
     for path in sorted((ROOT / "ddpz_lite/course/cli").glob("*.py")):
@@ -192,18 +185,6 @@ def test_a_wrong_sum_is_not_called_right():
     assert not uneven.right and "WRONG" in doctor.last_line(uneven)
 
 
-@pytest.mark.parametrize(
-    ("devices", "backend", "sentence"),
-    [
-        (["cuda:0", "cuda:1"], "nccl", "over nccl, one GPU each"),
-        (["cuda:0", "cuda:0"], "gloo", "over gloo, sharing 1 GPU"),
-    ],
-)
-def test_doctor_says_how_ranks_use_gpus(devices, backend, sentence):
-    reports = [doctor.RankReport(3.0, True, 0.1, 1, device, backend) for device in devices]
-    assert doctor.how(doctor.Result(2, 1.0, reports)) == sentence
-
-
 # ---- the machine: limits of a container, and what does not work ----
 
 
@@ -261,11 +242,6 @@ def test_a_probe_says_why_it_failed():
 def test_the_sandbox_is_the_one_that_the_grader_uses(monkeypatch):
     monkeypatch.setattr(grader, "probe", lambda: grader.Probe(False, "no namespaces here"))
     assert machine.sandbox() == machine.Probe(False, "no namespaces here")
-
-
-def test_a_machine_without_browsers(monkeypatch):
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
-    assert machine.browser() is None
 
 
 # ---- lessons ----
@@ -344,13 +320,6 @@ def test_where_a_kernel_died_is_the_last_cell_that_began():
     counts = (1, 2, None, 0)
     cells = [nbformat.v4.new_code_cell("x", execution_count=count) for count in counts]
     assert lessons._stopped_at(nbformat.v4.new_notebook(cells=cells))[0] == 1
-
-
-def test_lessons_are_chosen_by_number_or_word(make_notebook, tmp_path):
-    paths = [make_notebook(name, "1") for name in ("00_start_here", "01_one_device", "10_zero2")]
-    assert lessons.choose(paths, []) == paths
-    assert lessons.choose(paths, ["01"]) == [paths[1]]
-    assert lessons.choose(paths, ["zero2", "00"]) == [paths[2], paths[0]]
 
 
 def test_a_number_means_one_notebook_and_no_second_one(make_notebook):

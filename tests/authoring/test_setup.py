@@ -126,14 +126,6 @@ def imports(tree: ast.AST) -> set[str]:
 # ---- the same commands everywhere ----
 
 
-def test_readme_ci_and_workflows_use_the_same_test_command():
-    readme = (ROOT / "README.md").read_text()
-    assert "make lab" in readme and "make test" in readme
-    steps = {name: runs(name) for name in ("test", "test-all")}
-    assert ".ci/run ${{ matrix.target }}" in steps["test"]
-    assert ".ci/run test-all" in steps["test-all"]
-
-
 def test_ci_runs_both_targets_to_their_end_and_fails_where_one_did(tmp_path):
     """In a folder whose targets print their names. What CI would install is there."""
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
@@ -149,13 +141,6 @@ def test_ci_runs_both_targets_to_their_end_and_fails_where_one_did(tmp_path):
         assert (done.returncode == 0) == (fails == "none")
 
 
-def test_every_file_that_the_readme_names_is_there():
-    readme = (ROOT / "README.md").read_text()
-    named = re.findall(r"\]\(([^)#]+)\)|src=\"([^\"]+)\"", readme)
-    local = {name for name in chain.from_iterable(named) if name and "://" not in name}
-    assert local and not [name for name in local if not (ROOT / name).exists()]
-
-
 def test_the_example_of_the_readme_runs(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
     (tmp_path / "example.py").write_text(code)
@@ -164,14 +149,6 @@ def test_the_example_of_the_readme_runs(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["[10.0, 10.0, 10.0, 10.0]", "6 MB sent by rank 0"]
-
-
-def test_make_help_lists_every_target():
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = re.findall(r"^make ([\w-]+)  ?", done.stdout, re.M)
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1)
-    assert sorted(listed) == sorted(phony.split())
-    assert {"lab", "test", "lessons", "exercises", "test-rest", "lint", "clean"} <= set(listed)
 
 
 def test_the_tests_that_a_workflow_leaves_out_are_there():
@@ -224,14 +201,6 @@ def test_an_old_python_is_told_the_newer_one_on_the_machine(environment, monkeyp
     monkeypatch.setattr(
         environment.shutil, "which", lambda name: name if name == "python3.12" else None
     )
-    with pytest.raises(SystemExit) as error:
-        environment.check_python((3, 9, 18))
-    assert only_line(error).endswith("Fix: make lab PYTHON=python3.12.")
-
-
-def test_a_newer_python_that_does_not_start_is_not_recommended(environment, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
-    environment.fail = lambda words: words.startswith(("python3.14", "python3.13"))
     with pytest.raises(SystemExit) as error:
         environment.check_python((3, 9, 18))
     assert only_line(error).endswith("Fix: make lab PYTHON=python3.12.")
@@ -293,16 +262,6 @@ def test_the_notebooks_need_less_than_the_tests_and_nothing_is_installed_twice(e
     assert environment.commands == []
 
 
-@pytest.mark.parametrize(
-    ("target", "extras"), [("copies", "--for lab"), ("test", ""), ("book", "")]
-)
-def test_a_target_installs_what_it_needs(target, extras):
-    command = ["make", "--no-print-directory", "-n", target, "TORCH="]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    (asked,) = (line for line in done.stdout.splitlines() if ".ci/environment.py" in line)
-    assert asked.partition(".ci/environment.py")[2].strip() == extras
-
-
 def test_a_changed_lock_installs_again_in_the_same_venv(environment):
     environment.make_environment()
     environment.commands.clear()
@@ -346,11 +305,3 @@ def test_without_torch_builds_for_uv_pip_installs_and_says_so(environment, capsy
     environment.make_environment()
     assert "uv cannot reach torch's cpu builds" in capsys.readouterr().out
     assert any(re.search(r"-m pip .*--constraint", words) for words in environment.commands)
-
-
-def test_make_without_a_python_says_so_in_one_line():
-    command = ["make", "--no-print-directory", "setup", "PYTHON=no-such-python"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert done.stdout.splitlines() == [line for line in done.stdout.splitlines() if "Fix:" in line]
-    assert "no-such-python was not found" in done.stdout

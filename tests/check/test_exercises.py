@@ -28,8 +28,7 @@ from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.cell import CheckFailed, NotAttempted, check, keep
 from ddpz_lite.course.check.notebooks import of, role
 from ddpz_lite.course.check.progress import Progress
-from ddpz_lite.course.check.run import draw, judge_all, observe
-from ddpz_lite.course.check.score import Finding, Verdict, score
+from ddpz_lite.course.check.score import Finding, Verdict
 from ddpz_lite.course.check.task import find, tasks
 from ddpz_lite.course.cli import check as command_check
 from ddpz_lite.course.cli import main, shared
@@ -251,22 +250,6 @@ def drawn(seed: str) -> set[tuple[str, str]]:
         for wrong in trying.variants(task.id)
     ]
     return set(random.Random(seed).sample(others, len(others) // 10))
-
-
-@pytest.mark.extra
-@pytest.mark.parametrize("task", by_id(tasks("03")))
-def test_an_answer_among_others_hears_what_it_hears_alone(task):
-    """Lesson 03 has answers that raise, hang, mismatch and leave early; test_together.py has one of
-    each kind.
-    """
-    notebook, cases = trying.master("03"), draw(task)
-    sources = {wrong.name: wrong.source for wrong in trying.variants(task.id)}
-    sources |= dict(trying.right(task.id))
-    answers = [trying.define(task, notebook, source) for source in sources.values()]
-    together = judge_all(task, answers, cases)
-    for (name, source), heard in zip(sources.items(), together, strict=True):
-        alone = score(task, observe(task, trying.define(task, notebook, source), cases))
-        assert trying.words(heard) == trying.words(alone), name
 
 
 def test_nbval_is_red_at_exactly_the_checks_of_untouched_exercises(exercise, tmp_path):
@@ -591,11 +574,6 @@ def test_progress_says_where_it_is_kept_and_for_which_course(capsys, monkeypatch
     course, kept = capsys.readouterr().out.splitlines()[-2:]
     assert course == f"course: ddpz-lite {ddpz_lite.__version__} in {shared.CHECKOUT}"
     assert kept.startswith("kept in ~/kept/progress.json, ")
-
-
-def test_progress_is_friendly_when_nothing_is_solved(capsys):
-    assert main(["progress"]) == 0
-    assert capsys.readouterr().out.startswith("Nothing is solved yet: ")
 
 
 def test_progress_shows_bar_points_hints_and_the_sum(capsys):

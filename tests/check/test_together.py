@@ -196,3 +196,10 @@ def test_an_aspect_whose_run_did_not_end_is_not_judged_and_not_told_twice():
     assert verdict.status == "crashed" and verdict.points == 1
     text = told(replace(TASK, criteria=tuple(criteria)), verdict)
     assert "  -   c (not judged: the run told above did not come to its end)" in text
+
+
+def test_what_waits_for_the_first_criterion_says_so():
+    criteria = [Criterion("a", 1, says({0: "no"})), Criterion("b", 1, says({}))]
+    _, verdict = course_of(criteria, [""])
+    text = told(replace(TASK, criteria=tuple(criteria)), verdict)
+    assert "b (judged when the first is right)" in text

@@ -352,17 +352,6 @@ def test_every_damaged_file_is_found(saved):
         reload(saved)
 
 
-def test_other_folders_beside_a_checkpoint_stay(tmp_path):
-    model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1)
-    (tmp_path / "notes").mkdir()
-    save_checkpoint(tmp_path / "first", model, optimizer)
-    for _ in range(2):
-        save_checkpoint(tmp_path, model, optimizer)
-    inside = {p.name for p in tmp_path.iterdir()}
-    assert {"notes", "first", "CURRENT"} < inside and len(inside) == 4  # and one save
-    load_checkpoint(tmp_path / "first", model, optimizer)
-
-
 def rolled_back(path: str) -> list[bool]:
     """Whether training again from a checkpoint of the first step is the same training."""
     found = []

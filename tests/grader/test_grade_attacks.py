@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 import small_course
 import torch
 from attacks.cells import ATTACKS, HONEST, RIGHT, Attack
 from attacks.files import FILES, notebook, put
-from leftovers import descriptors, gone
+from leftovers import descriptors, family, gone
 from small_course import SOLVED
 
 from ddpz_lite.course.check import notebooks
@@ -80,7 +79,7 @@ def judged(seen: list[Observed]) -> tuple[str, int]:
     return verdict.status, verdict.points
 
 
-# What `make test` tries: on the wire, on memory, on the judge, on the machine, on the protocol.
+# Those of `make test`: on the wire, memory, the judge, the machine, and the protocol.
 FIVE = {
     "05 an all_reduce that does nothing",
     "07 the memory of the parent, by system call",
@@ -139,12 +138,8 @@ def test_an_honest_answer_keeps_its_points(name, source, shut_in, pool, canaries
     assert judged(seen) == ("ok", 5), seen
 
 
-def test_there_are_attacks_of_every_class():
+def test_the_five_of_make_test_are_there():
     assert {attack.id for attack in ATTACKS} >= FIVE
-    classes = {attack.number for attack in [*ATTACKS, *FILES]}
-    assert classes == set(range(1, 21)), "the 21st are innocent: HONEST"
-    assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
-    assert len(ATTACKS) + len(FILES) >= 60
 
 
 # One of each class that acts while it runs, beside everything that acts while it is read.
@@ -205,10 +200,6 @@ def test_a_hostile_class_is_graded_to_its_end(hostile_class, tmp_path, canaries,
 def contents(folder: Path) -> dict[str, int]:
     """Every file below a folder and its size."""
     return {str(path): path.lstat().st_size for path in folder.rglob("*")}
-
-
-def family() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 def written() -> list[str]:

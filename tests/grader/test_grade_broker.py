@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import small_course
 import torch
 from grade_cases import TASK, by_broker, by_launch, case, returned
 
@@ -187,13 +186,6 @@ def same(mine, theirs, bitwise: bool) -> None:
         else:
             tolerance = TOLERANCES.get(b.dtype, 1e-5)
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def test_a_right_answer_has_all_points():
-    given = ("given", "import torch\nimport torch.distributed as dist\n")
-    cells = [given, ("weighted_mean-answer", small_course.SOLVED)]
-    verdict = score(TASK, observe_in_sandbox(TASK, cells, draw(TASK), sandboxed=SANDBOXED))
-    assert verdict.points == verdict.out_of, verdict
 
 
 def test_the_stub_is_not_attempted_and_run_once():
@@ -384,13 +376,6 @@ def test_a_sparse_tensor_is_refused_with_the_cure(call):
     assert seen.outcome == "raised"
     assert "a sparse tensor cannot be sent" in seen.sentence
     assert "tensor.to_dense() at cell weighted_mean-answer, line 5" in seen.sentence
-
-
-def test_a_sparse_tensor_made_dense_is_summed():
-    source = "s = x.to_sparse().to_dense(); dist.all_reduce(s); out.append(s)"
-    seen = by_broker(source, case(2), sandboxed=SANDBOXED)
-    assert seen.outcome == "ok", seen.sentence
-    assert torch.equal(returned(seen)[0][0], sum(rank["gradients"][0] for rank in case(2).inputs))
 
 
 def test_a_name_from_an_earlier_cell_is_not_the_answer():

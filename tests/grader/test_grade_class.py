@@ -32,25 +32,6 @@ def known(root):
 
 
 @pytest.fixture
-def take(known, tmp_path):
-    def run(*paths):
-        return intake.take([tmp_path / path for path in paths], known)
-
-    return run
-
-
-@pytest.fixture
-def put(tmp_path):
-    def write(name: str, text: str | bytes = "") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
-@pytest.fixture
 def notebook(root):
     """A student's notebook: every answer, or those that are named, holds more than its stub."""
 

@@ -25,17 +25,6 @@ STUB = small_course.handed_in()
 EXERCISE = f"{small_course.NAME}.ipynb"
 
 
-@pytest.fixture
-def no_ranks(monkeypatch):
-    """No rank runs: all that a test wants is what stands around them."""
-
-    def observe(task, cells, cases, limits, sandboxed):
-        return [Observed(case, "raised", "rank 0 raised") for case in cases]
-
-    monkeypatch.setattr(command, "observe_in_sandbox", observe)
-    monkeypatch.setattr(command, "probe", lambda: Probe(True))
-
-
 def rows(folder):
     with open(folder / "gradebook.csv", encoding="utf-8") as file:
         return {row["student"]: row for row in csv.DictReader(file)}
@@ -60,10 +49,6 @@ def test_all_reports_are_written_and_stamped(class_of, no_ranks, course, capsys)
             teacher_s = "students" not in path.parts
             assert teacher_s == bool(re.search(r"seed\W+(name=|value=)?\W*7|,7,yes", text)), path
             assert "sandbox" in text and "yes" in text, path
-
-
-def test_a_class_without_a_bad_notebook_exits_with_0(class_of, no_ranks):
-    assert main(["grade", class_of(bob=None)]) == 0
 
 
 def test_a_batch_keeps_its_seed_and_refuses_another(class_of, no_ranks, course, capsys):
@@ -183,16 +168,6 @@ def test_a_master_without_form_is_said(course, capsys, no_ranks):
     nbformat.write(master, course / "solutions" / EXERCISE)
     assert main(["grade", "class"]) == 2
     assert "missing: 03.weighted_mean check" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["grade", "--help"])
-    assert end.value.code == 0 and "example: ddpz grade" in capsys.readouterr().out.replace(
-        "  ", " "
-    )
-    with pytest.raises(SystemExit):
-        main(["grade", "x", "--jobs", "0"])
 
 
 # ---- who, what, how much ----

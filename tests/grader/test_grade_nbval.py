@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import socket
 import threading
@@ -10,18 +9,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import small_course
 from grade_cases import by_broker, case
-from leftovers import descriptors, gone
+from leftovers import descriptors, family, gone
 from small_course import SOLVED
 
 from ddpz_lite.course.check import notebooks
 from ddpz_lite.course.check.task import Observed, find
 from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
-from ddpz_lite.course.grader import Limits, SandboxPool, merge, nbval, probe
+from ddpz_lite.course.grader import SandboxPool, merge, nbval, probe
 from ddpz_lite.course.grader.batch import Terms
 from ddpz_lite.course.grader.exercise import pristine
 from ddpz_lite.course.grader.nbval import Cell, NbvalReport
@@ -293,75 +291,6 @@ found.append(sorted(made))
     assert f"RuntimeError: found [{[int(kind) for kind in kinds]}]" in cell.says, cell
 
 
-FORGED = junit('<testcase name="Cell 2"/>').decode()
-FORGE = "open('/tmp/nbval.xml', 'w').write({0!r})"
-# outlives pytest's own writing, and ends pytest so that its own report is never written
-FORGER = """
-import os, signal
-{forge}
-os.kill(os.getppid(), signal.SIGKILL)
-"""
-HOSTILE = {
-    "a forged report": (
-        FORGER.format(forge=FORGE.format(FORGED)),
-        Cell("03.weighted_mean", "passed"),  # shown as what it says it is, and worth nothing
-    ),
-    "a report that is a device": (
-        FORGER.format(forge="os.symlink('/dev/urandom', '/tmp/nbval.xml')"),
-        "more than",
-    ),
-    "everybody, killed": ("import os\nos.kill(-1, 9)", "pytest wrote none"),
-    "a loop without end": ("while True: pass", "took longer"),
-    "a report that blocks": (
-        FORGER.format(forge="os.mkfifo('/tmp/nbval.xml')"),
-        "took longer",
-    ),
-    "a flood of output": (
-        "import os\nfor _ in range(50): print('flood ' * 100_000)\n"
-        "try:\n    for fd in (1, 2): os.write(fd, b'x' * (1 << 24))\nexcept OSError: pass\n",
-        "failed",
-    ),
-    "forks": (
-        "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(1)",
-        "took longer",
-    ),
-    "memory": (
-        "import os, time\nfor _ in range(4):\n"
-        "    if os.fork() == 0: held = bytearray(os.urandom(1 << 20)) * 300; time.sleep(60)\n"
-        "time.sleep(60)",
-        "MiB of memory",
-    ),
-    "daemons": (
-        "import os, time\n"
-        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        while True: time.sleep(1)\n    os._exit(0)\n",
-        "failed",
-    ),
-}
-
-
-@pytest.mark.extra  # the isolation is a rank's, and each ending is made below without a kernel
-@sandboxed
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_cell_changes_words_alone_and_leaves_nothing(name, run, monkeypatch):
-    source, expected = HOSTILE[name]
-    monkeypatch.setattr(
-        notebook_run, "NOTEBOOK_SECONDS", 25.0 if expected == "took longer" else 90.0
-    )
-    small = replace(limits.NOTEBOOK, memory=1024 << 20, processes=128)
-    monkeypatch.setattr(notebook_run, "NOTEBOOK", small)
-    before, fds = family(), descriptors()
-    found = run(source)
-    if isinstance(expected, Cell):
-        assert found == expected
-    elif expected == "failed":
-        assert found.outcome == "failed"
-    else:
-        assert isinstance(found, str) and expected in found, found
-    assert gone(list(family() - before))
-    assert descriptors() == fds
-
-
 ALL_AT_ONCE = """
 import os, time
 os.mkfifo("/tmp/nbval.xml")
@@ -396,29 +325,6 @@ def test_an_interrupt_ends_a_run_and_all_that_it_started(run, monkeypatch):
     watcher.join()
     assert gone(list(family() - before))
     assert descriptors() == fds
-
-
-@pytest.mark.extra  # three notebooks under nbval; what it sees and reaches is tested above by one
-@sandboxed
-def test_no_point_changes_and_the_batch_goes_on(class_of, course, monkeypatch):
-    small = Limits(memory=512 << 20, cell=1.0, timeout_factor=3.0)
-    monkeypatch.setattr(command, "Limits", lambda timeout_factor: small)
-    place = class_of(
-        ada=SOLVED,
-        eve=HOSTILE["a forged report"][0] + "\ndef weighted_mean(gradients, samples): pass",
-        mal=HOSTILE["everybody, killed"][0],
-    )
-    assert main(["grade", place, "--out", "out", "--seed", "7", "--nbval"]) == 0
-    with open(course / "out" / "gradebook.csv", encoding="utf-8") as file:
-        points = {row["student"]: row["points"] for row in csv.DictReader(file)}
-    assert points == {"ada": "5", "eve": "0", "mal": "0"}
-    for name, words in {
-        "ada": "passed",
-        "eve": "passed",  # shown as what it says it is, and worth nothing
-        "mal": "no report",
-    }.items():
-        page = (course / "out" / "students" / name / "feedback.html").read_text()
-        assert words in page.partition("What nbval says")[2], name
 
 
 # ---- how a run ends, without a kernel ----
@@ -485,7 +391,3 @@ def test_an_interrupt_is_heard(held):
     stop = threading.Event()
     stop.set()
     assert awaited(held[0], stop) == "it was interrupted"
-
-
-def family() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}

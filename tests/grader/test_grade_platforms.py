@@ -13,14 +13,11 @@ import pytest
 import small_course
 from small_course import SOLVED
 
-from ddpz_lite.course.check.task import Observed
-from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
 from ddpz_lite.course.grader import exercise, formats, intake, people, platforms, roster
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.platforms import canvas, moodle
 from ddpz_lite.course.grader.report import Report
-from ddpz_lite.course.grader.sandbox.limits import Probe
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 
 FILE = f"{small_course.NAME}.ipynb"
@@ -326,15 +323,6 @@ def test_the_gradebook_carries_the_roster_s_columns(report, write):
 
 
 # ---- the command, from a platform's files to a platform's files ----
-
-
-@pytest.fixture
-def no_ranks(monkeypatch):
-    def observe(task, cells, cases, limits, sandboxed):
-        return [Observed(case, "raised", "rank 0 raised") for case in cases]
-
-    monkeypatch.setattr(command, "observe_in_sandbox", observe)
-    monkeypatch.setattr(command, "probe", lambda: Probe(True))
 
 
 def test_canvas_in_and_out(course, write, no_ranks, capsys):

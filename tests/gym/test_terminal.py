@@ -71,11 +71,6 @@ def test_in_chinese_nothing_around_the_cards_is_english(gym):
     assert out == "下一张卡片 10 分钟后到期；还有 55 张没见过。\n"
 
 
-def test_no_new_cards_means_those_that_are_due(gym):
-    status, out, _ = gym("", "--new", "0")
-    assert status == 0 and "cards were never seen" in out
-
-
 @pytest.mark.parametrize("value", ["-1", "some", "1.5"])
 def test_a_number_of_new_cards_that_is_none_is_said(gym, capsys, value):
     with pytest.raises(SystemExit):
@@ -87,12 +82,6 @@ def test_a_number_of_new_cards_that_is_none_is_said(gym, capsys, value):
 def test_an_interview_ends_with_a_table(gym):
     _, out, _ = gym("\n" * 12, "--mock", "--seed", "3")
     assert "12 of 12" in out and re.search(r"^all +0 of 12", out, re.M)
-
-
-def test_how_one_stands_is_a_table_and_asks_nothing(gym):
-    gym("\n", "--topic", "zero", "--new", "1")
-    _, out, _ = gym("", "--standing")
-    assert re.search(r"^ZeRO +\d+ +1 ", out, re.M) and ">" not in out
 
 
 def test_nothing_due_says_when(gym):

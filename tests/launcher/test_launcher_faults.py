@@ -335,65 +335,6 @@ def test_a_rank_that_leaves_early_is_told_without_waiting_for_the_timeout():
     assert "rank 0" in str(error) and "returned" in str(error) and "all_reduce #0" in str(error)
 
 
-def different_collectives():
-    if dist.get_rank() == 0:
-        dist.broadcast(torch.ones(4), 0)  # broadcast
-    else:
-        dist.all_reduce(torch.ones(4))  # all_reduce
-
-
-def different_shapes():
-    dist.all_reduce(torch.ones(6 if dist.get_rank() == 0 else 4))
-
-
-def different_dtypes():
-    dist.all_reduce(torch.ones(4, dtype=torch.float64 if dist.get_rank() == 0 else torch.float32))
-
-
-@pytest.mark.parametrize(
-    ("fn", "words"),
-    [
-        (different_collectives, ["broadcast", "all_reduce"]),
-        (different_shapes, ["6", "4"]),
-        (different_dtypes, ["float64", "float32"]),
-    ],
-)
-def test_a_mismatch_is_told_when_it_happens(fn, words):
-    error = fails(fn, timeout=50)
-    assert error.kind == "mismatch"
-    assert all(word in str(error) for word in words), str(error)
-    assert HERE in str(error)
-
-
-def two_wait_for_each_other():
-    rank = dist.get_rank()
-    if rank < 2:
-        dist.recv(torch.ones(4), src=1 - rank)
-
-
-def test_a_cycle_of_waits_is_told_without_waiting_for_the_timeout():
-    error = fails(two_wait_for_each_other, timeout=50)
-    assert error.kind == "stalled"
-    assert "recv" in str(error)
-
-
-def slow_but_sound():
-    dist.barrier()
-    time.sleep(0.5 * dist.get_rank())
-    meet()
-    request = dist.irecv(torch.ones(2), src=0) if dist.get_rank() == 1 else None
-    time.sleep(0.5)
-    if dist.get_rank() == 0:
-        dist.send(torch.ones(2), 1)
-    if request:
-        request.wait()
-    return True
-
-
-def test_slow_ranks_are_not_taken_for_stuck_ones():
-    assert list(dz.launch(slow_but_sound, 3)) == [True] * 3
-
-
 def all_raise():
     raise ValueError("everywhere")
 

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -285,29 +283,6 @@ def test_the_end_of_a_batch_of_messages_is_no_collective(tmp_path):
     lacking = [{"profiling_name": "nccl:all_reduce"}]
     with pytest.raises(ValueError, match=r"unknown format of flight records: KeyError"):
         write(tmp_path, 2, lacking, lacking)
-
-
-STRANGER = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-dist.barrier()
-dist.all_reduce(torch.ones(4 if rank == 1 else 3), async_op=True)
-with open(f"record_{rank}", "wb") as file:
-    file.write(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
-os._exit(0)
-"""
-
-
-@pytest.mark.extra
-def test_a_job_under_torchrun_that_knows_nothing_of_us(tmp_path):
-    (tmp_path / "stranger.py").write_text(STRANGER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-    where = {"cwd": tmp_path, "env": os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}}
-    subprocess.run([*command, "stranger.py"], check=True, capture_output=True, timeout=600, **where)
-    text = explain(*tmp_path.glob("record_*"))
-    assert "call #2 of the group of ranks 0 to 2 differs on rank 1:\n" in text
-    assert "  ranks 0 and 2: all_reduce of Float, 3 elements at stranger.py:6\n" in text
 
 
 class Evil:

@@ -143,21 +143,6 @@ def test_hint_is_closed_and_escaped(shown):
     assert shown[0]["text/html"].startswith("<details><summary>Hint</summary><p>Is a &lt; b?")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1234567, "1,234,567"), (2.0, "2"), (0.123456, "0.1235"), (123456.7, "123,457"),
-     (1e-9, "1.000e-09"), (True, "True"), ("x", "x"), (float("inf"), "inf"), (-0.5, "-0.5")],
-)  # fmt: skip
-def test_written(value, text):
-    assert page.written(value) == text
-
-
-def test_units():
-    assert show.in_bytes(3_500_000) == "3.5 MB" and show.in_bytes(12) == "12 bytes"
-    assert show.in_seconds(0.0123) == "12.3 ms" and show.in_seconds(2e-6) == "2 µs"
-    assert style.bytes_unit(1e9) == (1e9, "GB")
-
-
 def test_a_missing_library_is_one_line_with_the_cure():
     with pytest.raises(ModuleNotFoundError, match=r"not_there.* pip install \"\.\[lab\]\""):
         style.need("not_there.deep")
@@ -250,12 +235,6 @@ def test_timeline_picture(run, shown):
         show.timeline(Run(2, [], []))
 
 
-def test_timeline_of_many_ranks_stays_small(shown):
-    ops = [Record(r, "all_reduce", i, i + 0.5, 1) for r in range(64) for i in range(50)]
-    show.timeline(Run(64, [], ops))
-    assert len(shown[0]["text/html"]) < 200_000
-
-
 def test_a_timeline_draws_no_more_bars_than_can_be_told_apart(monkeypatch):
     drawn = []
     monkeypatch.setattr(ranks, "show_figure", lambda fig, **_: drawn.append(fig))
@@ -264,12 +243,6 @@ def test_a_timeline_draws_no_more_bars_than_can_be_told_apart(monkeypatch):
     few, many = (sum(len(c.get_paths()) for c in fig.axes[0].collections) for fig in drawn)
     assert few == 5 + 4  # the calls, and what lies between them
     assert many < 20
-
-
-def test_only_narrow_bars_are_joined():
-    wide, narrow = [(0, 5), (5, 9), (9, 9.2)], [(10.3, 10.4), (10.5, 10.6), (11.7, 11.8)]
-    joined = [*wide, (10.3, 10.6), (11.7, 11.8)]
-    assert ranks._visible([*wide, *narrow], least=1) == joined
 
 
 def test_traffic(run, shown):
@@ -368,14 +341,6 @@ def widgets_in(bundle):
             yield from walk(child)
 
     return list(walk(box))
-
-
-def test_quiz_model():
-    quiz = show.Quiz(questions())
-    assert quiz.score == "0 of 2 answered, 0 right."
-    assert quiz.answer(0, 0).verdict == "✗ Not right. Too few."
-    assert quiz.answer(0, 1).verdict == "✓ Right. Yes, four."
-    assert quiz.score == "1 of 2 answered, 1 right."
 
 
 def test_quiz_buttons_explain_both_ways(shown):
@@ -534,15 +499,6 @@ KNOBS = {
     "world": show.slider("World size", 1, 8, default=4, unit="ranks"),
     "mode": show.options("Mode", ["ring", "tree"], default="tree"),
 }
-
-
-def test_explorer_model():
-    explorer = show.Explorer(draw, **KNOBS)
-    assert 'alt="4 ranks, tree"' in explorer.picture()
-    assert 'alt="8 ranks, tree"' in explorer.move("world", 8)
-    assert explorer.setting == "World size: 8 ranks, Mode: tree"
-    with pytest.raises(ValueError, match="9 is not a value of the slider 'world'"):
-        explorer.move("world", 9)
 
 
 def test_explore_draws_again_and_leaves_a_still(shown):

@@ -15,7 +15,6 @@ from ddpz_lite.course.show.calculator import (
     Job,
     Shape,
     advice,
-    changes,
     cheapest,
     draw,
     traffic,
@@ -116,13 +115,6 @@ def test_what_it_advises_fits_and_each_part_of_it_is_needed(name, capacity, wind
 )
 def test_advice_in_words(job, capacity, said):
     assert said in advice(job, capacity)
-
-
-def test_changes_name_each_difference_once():
-    job = Job(MODELS["13 B"], 8, 0, "fp32", windows=8)
-    other = Job(MODELS["13 B"], 16, 3, "mixed", windows=2, checkpointing=True)
-    assert len(changes(job, other)) == 5
-    assert changes(job, job) == []
 
 
 def test_accumulation_has_its_price_from_stage_2_on():

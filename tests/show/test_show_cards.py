@@ -46,11 +46,6 @@ def test_the_still_form_has_every_card_and_its_answer_behind_a_click(session, sh
     assert after.count('href="08_wall.ipynb#cell-id=abc"') == cards.MOST_PROOFS
 
 
-def test_the_still_form_is_in_chinese_where_it_is_asked_for(session, shown):
-    cards.show_cards(session, {}, "zh")
-    assert "ZeRO 是什么" in shown[0][1] and "What is ZeRO" not in shown[0][1]
-
-
 def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypatch):
     monkeypatch.setattr(cards, "in_notebook", lambda: True)
     cards.show_cards(session, PROVED, report=True)

@@ -15,13 +15,6 @@ def test_moving_a_step():
     assert steps.code == '["C", "A", "B"]'
 
 
-def test_a_step_stays_at_the_end():
-    steps = Ordering(STEPS)
-    steps.move("A", -1)
-    steps.move("C", 1)
-    assert steps.order == ["A", "B", "C"]
-
-
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="there is no step 'D'"):
         Ordering(STEPS).move("D", 1)

@@ -71,11 +71,6 @@ def test_names_of_deepspeed_are_keys_that_it_reads():
         assert set(settings.fate(config).values()) == {"read"}, name
 
 
-def test_names_of_megatron_are_flags():
-    flags = [name for row in ROWS for name in row["Megatron-LM"]]
-    assert flags and all(flag.startswith("--") and flag == flag.lower() for flag in flags)
-
-
 def test_what_deepspeed_does_not_know_is_ignored_outside_and_an_error_inside():
     config = {
         "mixed_precision": {"enabled": True},

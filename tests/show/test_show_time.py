@@ -132,10 +132,6 @@ def test_one_step_is_too_few():
         show.fastest_step(run)
 
 
-def test_nothing_takes_no_time():
-    assert show.seconds_of(FakeRun(1)) == 0.0
-
-
 def test_what_never_ended_takes_no_time():
     stuck = Event(0, "all_reduce", 1.0, None)
     assert show.seconds_of(FakeRun(1, [stuck])) == 0.0

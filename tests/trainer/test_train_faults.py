@@ -123,13 +123,3 @@ def test_a_wrong_option_is_said_by_one_rank(local_rank, tmp_path, monkeypatch, c
     wrong = [*words(recipe_of(tmp_path, steps=6), tmp_path / "runs"), "--context", "2000"]
     assert main(wrong) != 0
     assert capsys.readouterr().err.count("ddpz train: corpus: ") == 1 - local_rank
-
-
-@pytest.mark.extra  # the same, with torchrun itself
-def test_a_wrong_option_under_torchrun_is_said_by_one_rank(tmp_path):
-    recipe = recipe_of(tmp_path, steps=6)
-    wrong = [*words(recipe, tmp_path / "runs"), "--context", "2000"]
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run(tmp_path, "-m", *torchrun, "-m", "ddpz_lite", *wrong, status=1)
-    output = (tmp_path / "output").read_text()
-    assert output.count("ddpz train: corpus: ") == 1

@@ -63,8 +63,6 @@ def add(number: int, name: str, body: str, before: str = "", **expected) -> None
 
 
 ANY = ("wrong", "crashed", "refused", "timeout")
-OUT = ("crashed", "refused", "wrong")
-
 # -- 4: the notebook's own machinery ---------------------------------------------------------------
 
 add(4, "a compiler that rewrites what follows", "wrong(gradients, samples)", """

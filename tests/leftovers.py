@@ -35,7 +35,7 @@ def _is_ours(process: psutil.Process) -> bool:
 
 
 def _is_server(process: psutil.Process | None) -> bool:
-    return process is not None and "ddpz_lite.launcher.zygote" in process.cmdline()
+    return process is not None and "ddpz_lite.launcher.server" in process.cmdline()
 
 
 def gone(pids: list[int], within: float = WITHIN) -> bool:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ddpz(*words, cwd=ROOT, **environment):
-    """Run the command in a process of its own."""
+    """Run the command in a separate process."""
     command = [sys.executable, "-m", "ddpz_lite", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
@@ -102,8 +102,8 @@ REQUIRES = [
 )
 def test_a_module_is_looked_up_by_the_name_of_its_package(module, extra, monkeypatch):
     monkeypatch.setattr(shared.metadata, "requires", lambda name: REQUIRES)
-    told = shared.missing(ModuleNotFoundError(name=module))
-    assert (told is None) if extra is None else (f'".[{extra}]"' in str(told))
+    problem = shared.missing(ModuleNotFoundError(name=module))
+    assert (problem is None) if extra is None else (f'".[{extra}]"' in str(problem))
 
 
 def test_subcommands_do_not_import_the_command():
@@ -161,7 +161,7 @@ def test_doctor_refuses_a_strange_number_of_ranks(capsys):
     assert capsys.readouterr().err == "ddpz doctor: --ranks takes 1 to 64, not 0.\n"
 
 
-def test_doctor_fails_with_a_cure_when_the_ranks_do(monkeypatch, capsys):
+def test_doctor_fails_with_a_fix_when_the_ranks_do(monkeypatch, capsys):
     import ddpz_lite as dz
 
     def broken(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""The set-up: one set of versions in all its files, and what is missing is said in one line."""
+"""The set-up: one set of versions in all its files, and one line for what is missing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_tests_that_a_workflow_leaves_out_are_there():
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """The set-up script as a module, on a project of its own, with its commands recorded."""
+    """The set-up script as a module, on a small project, with its commands recorded."""
     spec = importlib.util.spec_from_file_location("environment", ROOT / ".ci/environment.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -197,7 +197,7 @@ def only_line(error: pytest.ExceptionInfo) -> str:
     return text
 
 
-def test_an_old_python_is_told_the_newer_one_on_the_machine(environment, monkeypatch):
+def test_an_old_python_gets_the_name_of_the_newer_one(environment, monkeypatch):
     monkeypatch.setattr(
         environment.shutil, "which", lambda name: name if name == "python3.12" else None
     )
@@ -207,7 +207,7 @@ def test_an_old_python_is_told_the_newer_one_on_the_machine(environment, monkeyp
 
 
 @pytest.mark.parametrize("version", [(3, 10, 9), (3, 15, 0)])
-def test_a_python_out_of_range_is_told_what_to_install(environment, monkeypatch, version):
+def test_a_python_out_of_range_gets_what_to_install(environment, monkeypatch, version):
     monkeypatch.setattr(environment.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit) as error:
         environment.check_python(version)
@@ -215,7 +215,7 @@ def test_a_python_out_of_range_is_told_what_to_install(environment, monkeypatch,
 
 
 @pytest.mark.parametrize("module", ["venv", "ensurepip"])
-def test_a_python_without_venv_is_told_the_package(environment, monkeypatch, module):
+def test_a_python_without_venv_gets_the_package(environment, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as error:
         environment.make_environment()
@@ -223,7 +223,7 @@ def test_a_python_without_venv_is_told_the_package(environment, monkeypatch, mod
     assert f"python3.{sys.version_info[1]}-venv" in only_line(error)
 
 
-def test_a_full_disk_is_told_before_anything_is_installed(environment, monkeypatch):
+def test_a_full_disk_stops_before_anything_is_installed(environment, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: usage(100, 99, 2e9))
     with pytest.raises(SystemExit) as error:

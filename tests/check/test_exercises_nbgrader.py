@@ -1,6 +1,6 @@
 """A class that runs nbgrader can take the exercises as they are: its own autograder says so.
 
-nbgrader pins parts of Jupyter, so it lives in an environment of its own:
+nbgrader pins parts of Jupyter, so it lives in a separate environment:
 
     python -m venv nbg && nbg/bin/pip install nbgrader
     DDPZ_NBGRADER=nbg/bin/nbgrader pytest tests/test_exercises_nbgrader.py
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         NBGRADER is None,
-        reason="no nbgrader: set DDPZ_NBGRADER to the program, in an environment of its own",
+        reason="no nbgrader: set DDPZ_NBGRADER to the program, in a separate environment",
     ),
 ]
 
@@ -93,9 +93,9 @@ def test_its_autograder_gives_the_points_of_the_tasks(nbgrader):
     released = notebooks.read(nbgrader.course / "release" / "ps1" / path.name)
     assert not any("SOLUTION" in cell.source for cell in released.cells)
     for student, keep in answers.items():
-        mine = nbgrader.course / "submitted" / student / "ps1" / path.name
-        mine.parent.mkdir(parents=True)
-        nbformat.write(filled(nbformat.v4.reads(exercise), keep), mine)
+        submitted = nbgrader.course / "submitted" / student / "ps1" / path.name
+        submitted.parent.mkdir(parents=True)
+        nbformat.write(filled(nbformat.v4.reads(exercise), keep), submitted)
     nbgrader("autograde", "ps1", "--ExecutePreprocessor.timeout=90")
     nbgrader("export")
     with open(nbgrader.course / "grades.csv") as file:

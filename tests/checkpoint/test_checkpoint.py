@@ -296,7 +296,7 @@ def reload(path, **options) -> None:
     load_checkpoint(path, model, optimizer)
 
 
-def test_wrong_use_names_the_cure(saved, tmp_path):
+def test_wrong_use_names_the_fix(saved, tmp_path):
     reload(saved)
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         reload(tmp_path / "elsewhere")
@@ -381,7 +381,7 @@ def while_whole(path: str) -> bool:
     return all(torch.equal(before[n], after[n]) for n in before)
 
 
-def test_saved_and_loaded_while_units_are_whole(tmp_path):
+def test_saved_and_loaded_while_units_are_unsharded(tmp_path):
     assert list(dz.launch(while_whole, 2, args=(str(tmp_path),), record=False)) == [True, True]
 
 

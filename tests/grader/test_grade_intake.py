@@ -138,7 +138,7 @@ def test_two_places_of_one_name_are_two_students(put, take):
     assert students(take("monday", "friday")) == {"ada", "Ada-2", "ada-3"}
 
 
-# ---- nobody takes another one's name ----
+# ---- no student takes another one's name ----
 
 
 def by_name(taken):
@@ -156,11 +156,11 @@ def test_what_lies_in_a_student_s_zip_is_that_student_s(pack, take):
     assert by_name(take("class")) == {"aaron": AARON, "bob": BOB}
 
 
-@pytest.mark.parametrize("mine", ["bob.ipynb", f"bob/{EXERCISE}", "bob/bob.ipynb"])
-@pytest.mark.parametrize("his", [f"bob/{EXERCISE}", "bob/solution.ipynb", "bob.ipynb"])
-def test_what_lies_in_a_student_s_folder_is_that_student_s(put, take, mine, his):
-    put(f"class/aaron/{mine}", A)
-    put(f"class/{his}", B)
+@pytest.mark.parametrize("his_own", ["bob.ipynb", f"bob/{EXERCISE}", "bob/bob.ipynb"])
+@pytest.mark.parametrize("other", [f"bob/{EXERCISE}", "bob/solution.ipynb", "bob.ipynb"])
+def test_what_lies_in_a_student_s_folder_is_that_student_s(put, take, his_own, other):
+    put(f"class/aaron/{his_own}", A)
+    put(f"class/{other}", B)
     assert by_name(take("class")) == {"aaron": AARON, "bob": BOB}
 
 
@@ -172,13 +172,13 @@ def test_a_folder_beside_a_zip_is_that_student_s_too(put, pack, take):
 
 
 def test_the_same_in_a_zip_of_a_class(pack, take):
-    mine = {"all/aaron/bob.ipynb": A, f"all/aaron/bob/{EXERCISE}": A}
-    pack("class.zip", {**mine, "all/bob/work.ipynb": B})
+    his_own = {"all/aaron/bob.ipynb": A, f"all/aaron/bob/{EXERCISE}": A}
+    pack("class.zip", {**his_own, "all/bob/work.ipynb": B})
     assert by_name(take("class.zip")) == {"aaron": AARON, "bob": BOB}
 
 
 def test_a_folder_or_zip_of_a_name_comes_before_a_notebook_that_took_it(put, pack, take):
-    """Where each student's is passed by itself, a notebook's own name counts in each."""
+    """Where each student's is passed alone, a notebook's own name counts in each."""
     pack("aaron.zip", {"bob.ipynb": A})
     pack("bob.zip", {EXERCISE: B})
     put("one/bob.ipynb", A)
@@ -190,7 +190,7 @@ def test_a_folder_or_zip_of_a_name_comes_before_a_notebook_that_took_it(put, pac
     )
 
 
-def test_a_number_takes_no_name_that_is_somebody_s(put, take):
+def test_a_numbered_name_never_collides_with_a_student(put, take):
     for path in (f"monday/bob/{EXERCISE}", f"friday/bob/{EXERCISE}"):
         put(path, A)
     put(f"sunday/bob-2/{EXERCISE}", B)
@@ -339,7 +339,7 @@ def test_nothing_around_an_answer_changes_what_runs(put, take, known, tamper):
     assert program(json.dumps(notebook)) == program(honest)
 
 
-def test_of_other_cells_only_the_names_are_kept(put, take):
+def test_other_cells_leave_only_their_names(put, take):
     notebook = json.loads(small_course.handed_in("def mine(): pass"))
     for source in (
         "%load_ext autoreload\ndef helper(): pass",
@@ -464,12 +464,12 @@ def test_a_pipe_a_socket_or_a_device_stops_nothing(put, pack, take, tmp_path):
     }
 
 
-def test_folders_may_not_be_nested_for_ever(put, take):
+def test_folders_may_be_nested_eight_deep(put, take):
     put("class/" + "a/" * 12 + EXERCISE)
     assert "nested more than 8 deep" in reason(take("class"))
 
 
-def test_a_student_s_many_files_are_nobody_else_s_harm(put, take, monkeypatch):
+def test_many_files_of_one_student_do_not_hide_the_others(put, take, monkeypatch):
     """The walk ended at the 20,000th file of a class, and with it all who sort behind."""
     monkeypatch.setattr(places, "FILES", 30)
     for name in ("ada", "zoe"):

@@ -121,16 +121,16 @@ BILLION = '<!DOCTYPE r [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><r>&b;</r>'
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "no XML"),
-        (b"{}", "no XML"),
-        (b"\xff\xfe\x00", "no XML"),
-        (junit("<testcase>"), "no XML"),
+        (b"", "not XML"),
+        (b"{}", "not XML"),
+        (b"\xff\xfe\x00", "not XML"),
+        (junit("<testcase>"), "not XML"),
         (BILLION.encode(), "a declaration"),
-        (BILLION.encode("utf-16"), "no XML"),
-        (b'<?xml version="1.0" encoding="utf-7"?>+ADwAIQ-DOCTYPE', "no XML"),
+        (BILLION.encode("utf-16"), "not XML"),
+        (b'<?xml version="1.0" encoding="utf-7"?>+ADwAIQ-DOCTYPE', "not XML"),
     ],
 )
-def test_what_is_no_report_is_said(raw, why):
+def test_a_malformed_report_is_an_error(raw, why):
     with pytest.raises(NoReport, match=why):
         nbval.read(raw)
 
@@ -144,13 +144,13 @@ def test_a_report_as_deep_as_it_may_be_long_is_read():
     [
         (junit('<testcase name="Cell 2"/>'), {"cells": (Cell(TASK.id, "passed"),)}),
         (junit('<testcase name="Cell 7"/>'), {"cells": (Cell(TASK.id, ""),)}),
-        (b"x" * 100, {"trouble": "it is no XML (syntax error: line 1, column 0)"}),
+        (b"x" * 100, {"trouble": "it is not XML (syntax error: line 1, column 0)"}),
     ],
 )
 def test_of_a_report_the_check_cells_are_kept(exercise, monkeypatch, raw, expected):
     monkeypatch.setattr(nbval, "run_notebook", lambda *_: raw)
-    said = nbval.run(handed_in("x = 1"), exercise, TERMS, None, threading.Event())
-    assert said == NbvalReport("ab" * 32, TERMS.version, **expected)
+    report = nbval.run(handed_in("x = 1"), exercise, TERMS, None, threading.Event())
+    assert report == NbvalReport("ab" * 32, TERMS.version, **expected)
 
 
 # ---- the command ----
@@ -168,7 +168,7 @@ def no_ranks(monkeypatch):
         ran.append(submission.student)
         cells = (Cell("03.weighted_mean", "failed", "CheckFailed: <b>oh</b>"),)
         if submission.student == "bob":
-            return NbvalReport(submission.sha256, terms.version, trouble="it is no XML")
+            return NbvalReport(submission.sha256, terms.version, trouble="it is not XML")
         return NbvalReport(submission.sha256, terms.version, cells)
 
     monkeypatch.setattr(command, "observe_in_sandbox", observe)
@@ -185,7 +185,7 @@ def test_it_is_shown_in_the_reports_and_summed(class_of, no_ranks, course, capsy
     assert line in (course / "out/summary.md").read_text().replace("\\", "")
     for name, words in {
         "ada": ("03.weighted_mean: failed", "CheckFailed: &lt;b&gt;oh&lt;/b&gt;"),
-        "bob": ("nbval gave no report: it is no XML",),
+        "bob": ("nbval gave no report: it is not XML",),
     }.items():
         for kind in ("html", "md"):
             text = (course / f"out/students/{name}/feedback.{kind}").read_text().replace("\\", "")
@@ -211,9 +211,9 @@ def test_it_is_asked_for_and_what_is_known_is_not_run_again(class_of, no_ranks, 
 def test_without_a_sandbox_it_refuses(class_of, no_ranks, monkeypatch, course, capsys):
     monkeypatch.setattr(command, "probe", lambda: Probe(False, "unshare: not permitted"))
     assert main(["grade", class_of(ada=SOLVED), "--nbval", "--out", "out"]) == 2
-    said = capsys.readouterr().err
-    assert "--nbval: no sandbox is possible here, so nothing was graded. unshare" in said
-    assert "or without --nbval" in said and said.count("\n") == 1
+    report = capsys.readouterr().err
+    assert "--nbval: no sandbox is possible here, so nothing was graded. unshare" in report
+    assert "or without --nbval" in report and report.count("\n") == 1
     assert not (course / "out").exists()
 
 
@@ -240,8 +240,8 @@ def run(exercise, pool):
 
     def run(source: str | None, stop: threading.Event | None = None) -> Cell | str:
         stop = stop or threading.Event()
-        said = nbval.run(handed_in(source), exercise, TERMS, pool, stop)
-        return said.trouble or said.cells[0]
+        report = nbval.run(handed_in(source), exercise, TERMS, pool, stop)
+        return report.trouble or report.cells[0]
 
     return run
 
@@ -252,7 +252,7 @@ TELL = "\ndef weighted_mean(): pass\ndef check(*_): raise RuntimeError(f'found {
 
 @sandboxed
 def test_what_it_sees_and_reaches(run, course, monkeypatch, class_of):
-    """This package, judges too, and its own loopback; no secret, nobody else, nothing outside."""
+    """This package, judges too, and its own loopback; no secret, no other student, no network."""
     class_of(bob=SOLVED)
     (course / "hidden_checks.py").write_text(CANARY)
     monkeypatch.setenv("GITHUB_TOKEN", CANARY)
@@ -387,7 +387,7 @@ def test_of_a_report_one_byte_too_many_is_read_at_most(name):
     assert len(notebook_inside._content(Path(name), 1000)) == (1001 if "zero" in name else 0)
 
 
-def test_an_interrupt_is_heard(held):
+def test_an_interrupt_ends_the_wait(held):
     stop = threading.Event()
     stop.set()
     assert awaited(held[0], stop) == "it was interrupted"

@@ -172,7 +172,7 @@ def test_the_canvas_gradebook_is_a_roster_without_its_extra_rows(write):
 
 
 @pytest.mark.parametrize("name", ["ada.ipynb", "03_mean", "ada_1_mean", "ada_LATE_1_mean", "1_2_x"])
-def test_other_names_are_nobody_s_canvas_files(name):
+def test_other_names_are_not_canvas_files(name):
     assert platforms.sender(name) is None
 
 

@@ -52,14 +52,14 @@ def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({"X01": GOOD}, "bank/a.toml: X01 is no id. Fix: Q and a number"),
+        ({"X01": GOOD}, "bank/a.toml: X01 is not an id. Fix: Q and a number"),
         ({"Q1": {k: v for k, v in GOOD.items() if k != "say_zh"}}, "does not know 'say_zh'"),
         ({"Q1": GOOD | {"claim": "c"}}, "lacks or does not know 'claim'"),
         ({"Q1": GOOD | {"say": " "}}, "Q1: 'say' is missing or empty. Fix: write it."),
         ({"Q1": GOOD | {"sources": ["nobody"]}}, "cites 'nobody'. Fix: add it to"),
     ],
 )
-def test_a_bad_card_is_named_with_its_cure(entries, says):
+def test_a_bad_card_is_named_with_its_fix(entries, says):
     with pytest.raises(BadCard, match=re.escape(says)):
         collect({"a.toml": HEAD | entries}, {})
 

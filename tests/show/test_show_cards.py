@@ -36,7 +36,7 @@ def shown(monkeypatch):
     return found
 
 
-def test_the_still_form_has_every_card_and_its_answer_behind_a_click(session, shown):
+def test_the_static_version_has_every_card_and_its_answer_behind_a_click(session, shown):
     cards.show_cards(session, PROVED)
     ((controls, still, text),) = shown
     assert controls == [] and still.count("<details>") == 2 and "Q13  What is ZeRO?" in text
@@ -92,14 +92,14 @@ def test_the_widget_speaks_chinese(session, shown, monkeypatch):
     question, _, box, writing, answer, rating = controls
     box.value = "分摊状态"
     writing.children[0].click()
-    said = " ".join([still, question.value, box.placeholder, answer.value])
-    said += " ".join(b.description for b in (*writing.children, *rating.children))
-    assert "会 · 10 分钟" in said and "由运行证明" in said
+    words = " ".join([still, question.value, box.placeholder, answer.value])
+    words += " ".join(b.description for b in (*writing.children, *rating.children))
+    assert "会 · 10 分钟" in words and "由运行证明" in words
     for english in ("Answer", "Known", "minutes", "Proved"):
-        assert english not in said
+        assert english not in words
 
 
-def test_where_nobody_sits_nothing_is_known_and_the_seed_draws_the_same(
+def test_without_a_person_nothing_is_rated_and_the_seed_draws_the_same(
     shown, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DDPZ_HOME", str(tmp_path))

@@ -25,11 +25,11 @@ def test_what_makes_no_sense_is_refused():
 def test_the_buttons_move_what_stands_in_their_row():
     pytest.importorskip("ipywidgets")
     steps = Ordering(STEPS)
-    *rows, said = _view(steps)
+    *rows, status = _view(steps)
     up, down, text = rows[2].children
     assert "add the leaves" in text.value and "Move C up" in up.tooltip
     up.click()
     assert steps.order == ["A", "C", "B"] and "pour it" in text.value
-    assert '["A", "C", "B"]' in said.value.replace("&quot;", '"')
+    assert '["A", "C", "B"]' in status.value.replace("&quot;", '"')
     down.click()
     assert steps.order == ["A", "C", "B"]  # B stands there now, at the end

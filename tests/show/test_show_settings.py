@@ -90,13 +90,15 @@ def test_what_deepspeed_does_not_know_is_ignored_outside_and_an_error_inside():
     }
 
 
-def test_the_table_is_shown_whole_or_in_part(capsys):
+def test_the_table_is_shown_in_full_or_in_part(capsys):
     settings.options_table()
     assert len(capsys.readouterr().out.splitlines()) == len(ROWS) + 1
     settings.options_table("offload")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        "CPUOffloadPolicy" in said and "--optimizer-cpu-offload" in said and "prefetch" not in said
+        "CPUOffloadPolicy" in printed
+        and "--optimizer-cpu-offload" in printed
+        and "prefetch" not in printed
     )
     with pytest.raises(ValueError, match="no option has 'latency'"):
         settings.options_table("latency")

@@ -248,7 +248,7 @@ def another_thread_sends():
     return got.item()
 
 
-def test_a_program_with_threads_of_its_own_is_never_called_stuck():
+def test_a_program_with_its_own_threads_is_never_called_stuck():
     assert list(dz.launch(another_thread_sends, 2)) == [7.0, 7.0]
 
 

@@ -129,7 +129,7 @@ def overlapped() -> float:
     return time.monotonic() - started
 
 
-def test_computation_goes_on_while_the_network_is_busy():
+def test_computation_continues_while_the_network_is_busy():
     run = dz.launch(overlapped, 2, network=dz.Network(latency=1.0, bandwidth=1e9))
     assert min(run) >= 2.0  # two steps of 1 s
     calls = [record for record in run.ledger if record.op == "all_reduce"]

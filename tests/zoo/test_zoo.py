@@ -111,5 +111,5 @@ def test_refuses_a_number_that_is_not_there():
         zoo.source(21)
 
 
-def test_every_bug_has_a_thread_of_its_own():
+def test_every_bug_has_its_own_forum_thread():
     assert len({bug.thread for bug in zoo.GUIDE.values()}) == len(zoo.GUIDE) == 20

@@ -1,4 +1,4 @@
-"""What runs beside an answer, in the answer's process: it hands over inputs and returns data.
+"""What runs next to an answer, in the answer's process: it hands over inputs and returns data.
 
 A job is `job(answer, **inputs) -> data`. It runs on every rank, inside a process group, as a
 plain program of torch.distributed would. It holds no expected value and no reference: whoever reads

@@ -48,7 +48,7 @@ def observe(task: Task, answer: Any, cases: Sequence[Case]) -> list[Observed]:
 
     Criteria pull them: an answer that fails the first criterion in one case is run in no other. The
     stub is run once: it says the same in all of them. After a case that used up its time the others
-    are not run, so that whoever wrote an endless loop waits for it once.
+    are not run, so that one waits once for an endless loop.
     """
     judging = Judging(task, cases)
     while (index := judging.wanted()) is not None:
@@ -101,7 +101,7 @@ def _add(judging: Judging, index: int, seen: Observed) -> None:
 
 
 def _observe(task: Task, answer: Any, case: Case) -> Observed:
-    inputs = [data.pack(mine) for mine in case.inputs]
+    inputs = [data.pack(given) for given in case.inputs]
     try:
         run = launch(
             _on_rank,

@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
     result = all_reduce(ranks)
     _print_rows(machine_rows())
     _print_rows([("4 ranks run" if ranks == 4 else f"{ranks} ranks run", how(result))])
-    _print_rows([("for more", line) for line in cures()])
+    _print_rows([("for more", line) for line in fixes()])
     print(last_line(result))
     return 0 if result.right else 1
 
@@ -140,7 +140,7 @@ def how(result: Result) -> str:
     return f"over {first.backend}, sharing {len(devices)} GPU{'s' * (len(devices) > 1)}"
 
 
-def cures() -> list[str]:
+def fixes() -> list[str]:
     """What is worth installing or changing here; empty when nothing is."""
     import torch
 
@@ -207,7 +207,7 @@ def last_line(result: Result) -> str:
     if result.error:
         return (
             f"all-reduce on {result.ranks} ranks FAILED: {result.error}\n"
-            "Fix: make clean, then make lab, which installs everything anew; if it fails again, "
+            "Fix: make clean, then make lab, which installs everything again; if it fails again, "
             "check that nothing forbids connections on the loopback interface."
         )
     terms = " + ".join(map(str, range(1, result.ranks + 1))) if result.ranks <= 8 else "the ranks"

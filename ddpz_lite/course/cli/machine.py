@@ -143,8 +143,8 @@ def _try(command: list[str]) -> Probe:
         return Probe(False, f"no answer in {PROBE_SECONDS:.0f} s")
     if done.returncode == 0:
         return Probe(True)
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return Probe(False, said[-1] if said else f"status {done.returncode}")
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return Probe(False, lines[-1] if lines else f"status {done.returncode}")
 
 
 def browser() -> str | None:

@@ -1,4 +1,4 @@
-"""Files beside a notebook that attack the grader, and what must come of each.
+"""Files next to a notebook that attack the grader, and what must come of each.
 
 Each writes what one student hands in below a class's folder. The course is `small_course`: one
 task of 5 points. What the intake takes and refuses is tested in test_grade_intake.py.

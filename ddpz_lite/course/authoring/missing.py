@@ -46,8 +46,8 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         found.append(f"lessons/{number}_*.ipynb is missing")
     else:
         found += _lesson(root, path)
-        found = minutes.misstated(rules.read(path))
-        warnings += (f"{_named(path)}: {wrong}" for wrong in found)
+        misstated = minutes.misstated(rules.read(path))
+        warnings += (f"{_named(path)}: {wrong}" for wrong in misstated)
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
     else:
@@ -100,8 +100,8 @@ def _glossary(root: Path, path: Path) -> Iterator[str]:
     if not own:
         yield f"lessons/GLOSSARY.md: no term is defined in {path.name}"
     for entry in own:
-        found = glossary.faults(root, entry)
-        yield from (f"lessons/GLOSSARY.md: {entry.term!r}: {wrong}" for wrong in found)
+        wrongs = glossary.faults(root, entry)
+        yield from (f"lessons/GLOSSARY.md: {entry.term!r}: {wrong}" for wrong in wrongs)
     anchors = {entry.anchor for entry in entries}
     for position, cell in enumerate(rules.read(path).cells):
         for anchor in glossary.LINK.findall(cell.source):

@@ -178,15 +178,6 @@ def test_who_wrote_nothing_has_not_known_it(session):
     assert session.asked[0].rating is Rating.AGAIN
 
 
-def test_after_the_last_card_there_is_none(session):
-    for _ in range(2):
-        session.write("x")
-        session.rate(Rating.HARD)
-    assert session.card is None
-    with pytest.raises(TooEarly):
-        session.write("more")
-
-
 @pytest.mark.parametrize(
     ("wait", "words"),
     [

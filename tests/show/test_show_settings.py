@@ -28,17 +28,6 @@ def test_torch_does_not_have_it(name, says):
     assert says in settings.here(name)
 
 
-def test_each_framework_has_a_version_and_a_source():
-    frameworks = settings.stored()["frameworks"]
-    assert list(frameworks) == ["FSDP2", "DeepSpeed", "Megatron-LM"]
-    for facts in frameworks.values():
-        assert facts["version"] and facts["source"].startswith("https://")
-    for row in ROWS:
-        assert row.keys() == {"what", *frameworks}
-        assert any(row[name] for name in frameworks)
-    assert len({row["what"] for row in ROWS}) == len(ROWS)
-
-
 def test_the_lesson_shows_the_stored_table_and_its_versions():
     root = Path(__file__).resolve().parents[2]
     notebook = json.loads((root / "lessons" / "12b_offload_int8_options.ipynb").read_text())

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from ddpz_lite.course.show import figure_html
-from ddpz_lite.course.show.unit_life import KINDS, ROOT, STATES, WHOLE, calls, held, life, picture
+from ddpz_lite.course.show.unit_life import ROOT, STATES, WHOLE, calls, held, life
 
 OPTIONS = list(itertools.product((1, 2, 5), (False, True), (False, True)))
 SIZES = {ROOT: 120, "block 0": 240, "block 1": 240, "block 2": 240}
@@ -71,18 +70,3 @@ def test_overlap_hides_all_gathers_but_the_first_of_each_pass():
             if m.calls and not {"forward", "backward"} & {*m.states.values()}
         ]
         assert len(idle) == waits
-
-
-def test_the_picture_says_what_it_shows():
-    fig, alt, table = picture(9, SIZES, 2, overlap=True)
-    assert "One of 2 ranks holds" in alt and "block 2" in alt
-    assert [row[0] for row in table[1:]] == list(SIZES)
-    html = figure_html(fig, alt=alt, table=table)
-    assert html.startswith("<figure")
-    assert "the optimizer steps" in picture(999, SIZES, 2)[1]
-    assert set(held(life(1)[0], {ROOT: 1, "block 0": 2}, 2)) == set(KINDS)
-
-
-def test_a_model_without_blocks_is_refused():
-    with pytest.raises(ValueError, match="at least one block, got 0"):
-        life(0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ddpz_lite.course.cli import machine
 from ddpz_lite.course.cli.shared import UserError
+from ddpz_lite.course.grader import probe
 
 ELEMENTS = 1 << 18  # of float32: 1 MiB, large enough that the time is the transport's
 REPEATS = 5
@@ -68,7 +69,7 @@ def machine_rows() -> list[tuple[str, str]]:
     """(name, fact) pairs, without the paths of this machine."""
     import torch
 
-    cores, memory = machine.cores(), machine.memory()
+    cores, memory, sandbox = machine.cores(), machine.memory(), probe()
     build = torch.version.cuda and f"CUDA {torch.version.cuda}"
     build = build or (torch.version.hip and f"ROCm {torch.version.hip}") or "CPU"
     limit = f" of {cores.total} ({cores.limit})" if cores.limit else ""
@@ -82,8 +83,7 @@ def machine_rows() -> list[tuple[str, str]]:
         ("disk", f"{shutil.disk_usage('.').free / GB:.1f} GB free here"),
         ("GPUs", gpus()),
         ("backends", ", ".join(backends()) or "none: this torch was built without them"),
-        ("fork server", _works(machine.fork_server())),
-        ("sandbox", _works(machine.sandbox())),
+        ("sandbox", "works" if sandbox.ok else f"no: {sandbox.why}"),
         ("Chromium", "found" if machine.browser() else "not found"),
     ]
 
@@ -119,10 +119,6 @@ def backends() -> list[str]:
     return [name for name, available in known.items() if available()]
 
 
-def _works(probe: machine.Probe) -> str:
-    return "works" if probe.works else f"no: {probe.reason}"
-
-
 # ---- what will run how, and what would give more ----
 
 
@@ -153,9 +149,9 @@ def fixes() -> list[str]:
         advice.append(
             "Chromium, and make test-rest drives the notebooks in it: sudo apt install chromium"
         )
-    sandbox = machine.sandbox()
-    if not sandbox.works:
-        advice.append(f"the sandbox for strangers' code needs user namespaces ({sandbox.reason})")
+    sandbox = probe()
+    if not sandbox.ok:
+        advice.append(f"the sandbox for strangers' code needs user namespaces ({sandbox.why})")
     return advice
 
 

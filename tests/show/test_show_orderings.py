@@ -23,7 +23,6 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_the_buttons_move_what_stands_in_their_row():
-    pytest.importorskip("ipywidgets")
     steps = Ordering(STEPS)
     *rows, status = _view(steps)
     up, down, text = rows[2].children

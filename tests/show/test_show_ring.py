@@ -106,7 +106,6 @@ def test_without_a_kernel_all_steps_are_shown(monkeypatch):
 
 
 def test_the_buttons_step_and_the_words_follow(monkeypatch):
-    pytest.importorskip("ipywidgets")
     shown = []
     monkeypatch.setattr(ring, "in_notebook", lambda: True)
     monkeypatch.setattr(ring, "show_live", lambda controls, **form: shown.extend(controls))

@@ -520,13 +520,6 @@ def test_scalars_are_those_of_the_lines(text, monkeypatch):
     assert set(written) == wanted
 
 
-def test_real_event_files(tmp_path, text):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = train(tiny(text, steps=2, report=1, tensorboard=str(tmp_path / "board")))
-    board = events.EventAccumulator(str(tmp_path / "board")).Reload()
-    assert [e.value for e in board.Scalars("loss")] == pytest.approx(result["losses"])
-
-
 def test_a_profile_of_three_steps_for_each_rank(tmp_path, text, capsys):
     recipe = tiny(text, steps=7, profile=str(tmp_path / "profile"))
     assert main([*words(recipe), "--ranks", "2"]) == 0

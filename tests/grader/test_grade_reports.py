@@ -59,7 +59,7 @@ GRADES = [
     graded("eve", verdict("wrong", says=EVIL), warnings=(EVIL,)),
     graded("bob", verdict("not attempted", "The answer cell still holds its stub.")),
 ]
-SAID = {
+NBVAL = {
     ("ada", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "passed"),)),
     ("eve", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "failed", EVIL), Cell(TASK.id, ""))),
     ("bob", "03"): NbvalReport("ab" * 32, "v", trouble=EVIL),
@@ -103,7 +103,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("one", GRADES, ids=lambda one: one.student)
 def test_a_page_holds_no_markup_of_a_student(one, exercises):
-    page = pages.html(one.student, Report([one], LOST, exercises, TERMS, SAID))
+    page = pages.html(one.student, Report([one], LOST, exercises, TERMS, NBVAL))
     assert "What nbval says" in page
     tags = Tags(page)
     assert tags.open == []
@@ -128,9 +128,9 @@ def test_a_page_has_the_findings_and_the_next_step(exercises):
 
 
 def test_markdown_holds_no_markup_of_a_student(exercises):
-    content = pages.markdown("eve", Report([GRADES[1]], LOST, exercises, TERMS, SAID))
-    content += pages.markdown("bob", Report([GRADES[2]], [], exercises, TERMS, SAID))
-    content += pages.summary(Report(GRADES, LOST, exercises, TERMS, SAID)).partition("|")[0]
+    content = pages.markdown("eve", Report([GRADES[1]], LOST, exercises, TERMS, NBVAL))
+    content += pages.markdown("bob", Report([GRADES[2]], [], exercises, TERMS, NBVAL))
+    content += pages.summary(Report(GRADES, LOST, exercises, TERMS, NBVAL)).partition("|")[0]
     assert "<script" not in content and "\n::error" not in content and "\n# f" not in content
     assert not re.search(r"(?<!\\)[`\[*|]", content.replace("###", "").replace("##", ""))
     assert "Hint" in content and "0 of 5 points, wrong" in content
@@ -140,9 +140,9 @@ def test_html_and_markdown_say_the_same(exercises):
     def words(content):
         return set(re.findall(r"[a-z]{4,}", content))
 
-    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
+    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS, NBVAL))
     body = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
-    content = pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
+    content = pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS, NBVAL))
     assert words(content) == words(body)
 
 

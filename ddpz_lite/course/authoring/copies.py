@@ -4,8 +4,8 @@ Running a notebook changes its file, and a changed file would stand in the way o
 learner works in copies. Each is brought up to date as long as it holds no work; what a
 learner has written is never replaced, and the course's new version is laid next to it.
 
-[Note: what counts as written] The cells of a notebook, not their outputs: who has only run a lesson
-gets the new one. A file of another kind counts as a whole.
+[Note: what counts as written] The cells of a notebook, not their outputs: a lesson that was only
+run is replaced by the new one. Of another kind of file every byte counts.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Holding(TorchDispatchMode):
 
 
 def _settle() -> None:
-    """Wait until no other thread of this process computes: gloo's free the tensors of a collective
-    a moment after `wait` has returned.
+    """Wait until no other thread of this process computes: gloo's threads free the tensors of
+    a collective a moment after `wait` has returned.
     """
     sees = os.path.isdir("/proc/self/task")  # not in a sandbox, and not on macOS
     idle, deadline = 0, time.monotonic() + (TIMEOUT_S if sees else BLIND)

@@ -68,8 +68,8 @@ def judge_all(
     """The verdict on each answer, as `score(task, observe(...))` gives it, in far fewer launches.
 
     Answers that need the same case have their turns in one launch; those that do not come to their
-    end there are run by themselves. Not exact: whoever does not come to its end has "raised", and
-    nothing is run again to say how. seconds: until a turn is ended; by default the case's own time.
+    end there are run alone. Not exact: one that does not come to its end has "raised", and nothing
+    is run again to say how. seconds: until a turn is ended; by default the case's own time.
     enough(number of an answer, its judging so far): whether what it did in other cases is of no
     interest.
     """

@@ -109,7 +109,7 @@ def nbytes(call: Record) -> int:
 
 def moved(call: Record) -> int:
     """Bytes that this rank sent. A reduce counts its tensor once: gloo's ring sends up to half as
-    much again, which whoever asks for a sum on one rank cannot help.
+    much again, which an answer cannot change.
     """
     if call.op != "reduce":
         return call.bytes_sent

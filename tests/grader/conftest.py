@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 import small_course
 
-from ddpz_lite.course.check.task import Observed
+from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import Observed, find
 from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.grader import intake
 from ddpz_lite.course.grader.sandbox.limits import Probe
+
+
+@pytest.fixture
+def one_task(monkeypatch):
+    """The exercise of lesson 03 has one task: that of `small_course`."""
+    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
 
 
 @pytest.fixture

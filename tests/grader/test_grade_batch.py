@@ -27,15 +27,11 @@ from ddpz_lite.course.grader.exercise import Pristine, pristine
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 from ddpz_lite.wire import Record
 
+pytestmark = pytest.mark.usefixtures("one_task")
 TASK = find("03.weighted_mean")
 TERMS = Terms("0.1.0+test", 7, "yes")
 RIGHT = notebooks.stubbed(small_course.ANSWER).replace(notebooks.STUB, "right = True")
 WRONG = RIGHT.replace("right", "wrong")
-
-
-@pytest.fixture(autouse=True)
-def one_task(monkeypatch):
-    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
 
 
 @pytest.fixture

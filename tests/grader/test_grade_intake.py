@@ -15,22 +15,16 @@ import nbformat
 import pytest
 import small_course
 
-from ddpz_lite.course.check import notebooks
-from ddpz_lite.course.check.task import find
 from ddpz_lite.course.grader import answers, intake, merge, places, zips
 from ddpz_lite.course.grader.exercise import pristine
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 from ddpz_lite.course.grader.text import clean
 
+pytestmark = pytest.mark.usefixtures("one_task")
 STUB = small_course.handed_in()
 EXERCISE = f"{small_course.NAME}.ipynb"
 FOLDER = 0o40755 << 16
 LINK = (stat.S_IFLNK | 0o777) << 16
-
-
-@pytest.fixture(autouse=True)
-def one_task(monkeypatch):
-    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [find("03.weighted_mean")])
 
 
 @pytest.fixture

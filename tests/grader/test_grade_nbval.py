@@ -32,7 +32,7 @@ from ddpz_lite.course.grader.sandbox.notebook import NoReport
 from ddpz_lite.course.grader.sandbox.syscalls import AF_NETLINK
 from ddpz_lite.course.grader.submission import Submission
 
-pytestmark = pytest.mark.rest
+pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("one_task")]
 
 CAN = probe()
 sandboxed = pytest.mark.skipif(not CAN.ok, reason=f"no sandbox here: {CAN.why}")
@@ -41,11 +41,6 @@ TERMS = Terms("0.1.0+test", 7, "yes")
 EXERCISE = f"{small_course.NAME}.ipynb"
 CANARY = "CANARY-77ab10"
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def one_task(monkeypatch):
-    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
 
 
 @pytest.fixture

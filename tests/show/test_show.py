@@ -245,6 +245,12 @@ def test_a_timeline_draws_no_more_bars_than_are_visible(monkeypatch):
     assert many < 20
 
 
+def test_only_narrow_bars_are_joined():
+    wide, narrow = [(0, 5), (5, 9), (9, 9.2)], [(10.3, 10.4), (10.5, 10.6), (11.7, 11.8)]
+    joined = [*wide, (10.3, 10.6), (11.7, 11.8)]
+    assert ranks._visible([*wide, *narrow], least=1) == joined
+
+
 def test_traffic(run, shown):
     show.traffic(run)
     assert shown[0]["text/plain"] == (

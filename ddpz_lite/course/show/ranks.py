@@ -97,7 +97,7 @@ def _draw_bars(
 
 
 def _visible(intervals: Iterable[Interval], least: float) -> list[Interval]:
-    """Stretches in order, with narrow ones joined where they would be drawn on top of each other.
+    """Intervals in order, with narrow ones joined where they would be drawn on top of each other.
 
     What is drawn is no more than fits, however many calls there were.
     """

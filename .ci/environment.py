@@ -1,7 +1,7 @@
 """Makes the course's environment: .venv with the exact versions of requirements.lock.
 
 The Makefile calls this file with whatever `python3` the machine has, before anything is installed.
-So it needs the standard library only, and it says what is missing in one line with the cure.
+So it needs the standard library only, and it says what is missing in one line with the fix.
 A second run finds the stamp of the first and does nothing.
 
     python3 .ci/environment.py            make or refresh .venv, with all extras of pyproject.toml
@@ -39,9 +39,9 @@ LAB_SETTINGS = {
 }
 
 
-def stop(problem, cure):
+def stop(problem, fix):
     """End with one line: what is missing, and what to do about it."""
-    sys.exit(f"course: {problem}. Fix: {cure}.")
+    sys.exit(f"course: {problem}. Fix: {fix}.")
 
 
 def say(text):
@@ -53,11 +53,11 @@ def check_python(version=sys.version_info):
         return
     names = [f"python3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
     found = next((name for name in names if shutil.which(name) and starts(name)), None)
-    cure = f"make lab PYTHON={found or 'python3.13'}"
+    fix = f"make lab PYTHON={found or 'python3.13'}"
     if not found:
-        cure = f"install Python 3.13, then {cure}"
+        fix = f"install Python 3.13, then {fix}"
     wanted = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    stop(f"this is Python {version[0]}.{version[1]} and the course needs {wanted}", cure)
+    stop(f"this is Python {version[0]}.{version[1]} and the course needs {wanted}", fix)
 
 
 def starts(python):

@@ -35,7 +35,7 @@ def _is_ours(process: psutil.Process) -> bool:
 
 
 def _is_server(process: psutil.Process | None) -> bool:
-    return process is not None and "ddpz_lite.launcher.zygote" in process.cmdline()
+    return process is not None and "ddpz_lite.launcher.server" in process.cmdline()
 
 
 def gone(pids: list[int], within: float = WITHIN) -> bool:
@@ -59,3 +59,8 @@ def descriptors() -> int:
     """Open descriptors of this process, without those that wait to be collected as garbage."""
     gc.collect()
     return psutil.Process().num_fds()
+
+
+def family() -> set[int]:
+    """The descendants of this process."""
+    return {process.pid for process in psutil.Process().children(recursive=True)}

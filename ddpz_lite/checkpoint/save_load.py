@@ -351,8 +351,8 @@ def _loss_scale(optimizer: torch.optim.Optimizer | None) -> LossScale | None:
 
 def names_of(model: nn.Module) -> dict[int, str]:
     """{id: name} of every parameter and of its shard: ZeRO-3's modules have one or the other."""
-    pieces = {id(here.key): name for name, here in local_parameters(model).items()}
-    return pieces | {id(p): name for name, p in plain(model).named_parameters()}
+    local = {id(here.key): name for name, here in local_parameters(model).items()}
+    return local | {id(p): name for name, p in plain(model).named_parameters()}
 
 
 def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

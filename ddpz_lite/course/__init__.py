@@ -10,6 +10,6 @@ gym        interview questions and myths, with the cells that prove them
 zoo        the twenty bugs of lesson 15b
 built      what a lesson's cells built, for the notebook that continues it
 authoring  map, links and rules of form, from the notebooks; the learners' copies
-bench      measurements: a training step beside its peers, what users wait for
+bench      measurements: a training step next to its peers, what users wait for
 cli        the `ddpz` command
 """

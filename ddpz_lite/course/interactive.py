@@ -1,4 +1,4 @@
-"""Does somebody sit here? What asks for an answer, or has colours, depends on it."""
+"""Whether a person is there to answer a question or to see colours."""
 
 from __future__ import annotations
 

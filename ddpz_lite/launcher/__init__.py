@@ -4,7 +4,7 @@ In the order to read:
 
 job         one launch: start, receive, find the cause of a failure, clean up
 forkserver  the launcher's side of the fork server: ask for ranks
-zygote      the fork server: torch imported once, a rank forked in milliseconds
+server      the fork server: torch imported once, a rank forked in milliseconds
 huge_pages  what makes its forks cheap
 processes   the ranks of one job, as the launcher holds them
 rank        what a rank does from its first line to its last message

@@ -12,12 +12,12 @@ import tempfile
 import threading
 
 from ddpz_lite.launcher.processes import Processes
-from ddpz_lite.launcher.zygote import REQUEST
+from ddpz_lite.launcher.server import REQUEST
 
-TIMEOUT_S = 0.5  # for the zygote to end its jobs and exit
+TIMEOUT_S = 0.5  # for the fork server to end its jobs and exit
 PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-ZYGOTE = "ddpz_lite.launcher.zygote"
+MODULE = "ddpz_lite.launcher.server"
 # The package imports this module before it is run, and runpy warns, which must not be an error.
 QUIET = ["-W", "ignore::RuntimeWarning:runpy"]
 
@@ -35,20 +35,20 @@ class ForkServer:
     def __init__(self) -> None:
         self.preload: tuple[str, ...] = ()
         self._lock = threading.Lock()
-        # The process that started the zygote: a fork of it must not use the same socket.
+        # The process that started the fork server: a fork of it must not use the same socket.
         self._owner: int | None = None
 
     def warm(self) -> None:
-        """Start the zygote; returns at once, while the zygote imports torch."""
+        """Start the fork server; returns at once, while the fork server imports torch."""
         with self._lock:
             if self._owner == os.getpid() and self._process.poll() is None:
                 return
             self._requests, theirs = socket.socketpair()
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the zygote fails to start)
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read if the fork server fails to start)
             with theirs:
                 fd = str(theirs.fileno())
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", *QUIET, "-m", ZYGOTE, fd, *self.preload],
+                    [sys.executable, "-P", *QUIET, "-m", MODULE, fd, *self.preload],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._errors,
@@ -90,7 +90,7 @@ class ForkServer:
             self._requests.sendall(folder)
 
     def close(self) -> None:
-        """End the zygote; the next job starts another."""
+        """End the fork server; the next job starts another."""
         atexit.unregister(self.close)
         with self._lock:
             if self._owner == os.getpid():
@@ -104,7 +104,7 @@ class ForkServer:
             self._owner = None
 
     def errors(self) -> str:
-        """What the zygote printed, if it failed."""
+        """What the fork server printed, if it failed."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
 
@@ -121,7 +121,7 @@ def _connect(processes: Processes) -> tuple[int, int]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of the zygote: the caller's, able to import this package."""
+    """The environment of the fork server: the caller's, able to import this package."""
     paths = [PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,

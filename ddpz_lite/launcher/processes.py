@@ -7,7 +7,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from ddpz_lite.launcher.zygote import SIGNAL_KILL, SIGNAL_STACKS
+from ddpz_lite.launcher.server import SIGNAL_KILL, SIGNAL_STACKS
 
 
 @dataclass

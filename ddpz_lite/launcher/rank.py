@@ -78,10 +78,10 @@ class Rank:
 current: Rank | None = None
 
 
-def main(sock: socket.socket, zygote: int) -> int:
+def main(sock: socket.socket, server: int) -> int:
     """Run the job that arrives on `sock` as one of its ranks. Returns the exit status.
 
-    zygote: the process id of the parent; the rank ends when the parent is gone.
+    server: the process id of the parent; the rank ends when the parent is gone.
     """
     global current
     control = MessageSocket(sock)
@@ -91,7 +91,7 @@ def main(sock: socket.socket, zygote: int) -> int:
     spec: JobSpec = pickle.loads(frame[1])
     current = Rank(spec.rank, control, spec.devices[spec.rank])
     _set_up_process(spec)
-    _install_traces(spec, zygote)
+    _install_traces(spec, server)
     status_file = _open_status_file(spec)
     try:
         body = _run_function(spec, status_file)
@@ -130,7 +130,7 @@ def _set_up_process(spec: JobSpec) -> None:
 
 
 def _set_environment(spec: JobSpec) -> None:
-    """Change only what differs from the zygote, because ranks share the pages with the rest."""
+    """Change only what differs from the fork server: the rest stays in shared pages."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     wanted = {
         "GLOO_SOCKET_IFNAME": loopback,
@@ -190,7 +190,7 @@ def _no_debugger(*_: Any, **__: Any) -> None:
 # -- traces for the report -------------------------------------------------------------------------
 
 
-def _install_traces(spec: JobSpec, zygote: int) -> None:
+def _install_traces(spec: JobSpec, server: int) -> None:
     """Write what the report needs: stacks on a crash or on request, and the last known line."""
     stack = open(os.path.join(spec.folder, f"stack.{spec.rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.enable(stack)
@@ -211,12 +211,12 @@ def _install_traces(spec: JobSpec, zygote: int) -> None:
     os.register_at_fork(after_in_child=stop_in_child)  # a worker is not the rank
     path = os.path.join(spec.folder, f"place.{spec.rank}")
     place = os.open(path, os.O_CREAT | os.O_WRONLY)
-    beat = (place, threading.get_ident(), zygote, leave)
+    beat = (place, threading.get_ident(), server, leave)
     threading.Thread(target=_heartbeat, args=beat, name="ddpz-heartbeat", daemon=True).start()
 
 
-def _heartbeat(place: int, main_thread: int, zygote: int, leave: Callable[[int], None]) -> None:
-    """Note the main thread's line repeatedly, and end the rank when the zygote is gone."""
+def _heartbeat(place: int, main_thread: int, server: int, leave: Callable[[int], None]) -> None:
+    """Note the main thread's line repeatedly, and end the rank when the fork server is gone."""
     pause = HEARTBEAT / 16  # a job may be short
     while True:
         time.sleep(pause)
@@ -224,7 +224,7 @@ def _heartbeat(place: int, main_thread: int, zygote: int, leave: Callable[[int],
         note = callsite.of_thread(main_thread) or SETUP
         os.lseek(place, 0, os.SEEK_SET)
         os.write(place, note.encode()[:PLACE_BYTES].ljust(PLACE_BYTES, b"\0"))
-        if os.getppid() != zygote:
+        if os.getppid() != server:
             with contextlib.suppress(OSError):
                 os.killpg(0, signal.SIGKILL)
             leave(1)

@@ -191,7 +191,7 @@ def _clocks_apart(rows: Iterable[dict[int, Call]]) -> str | None:
             worst = into.at - out.ended
             found = (
                 f"the clocks disagree by {_time(worst)} at least: rank {out.rank} came out of "
-                f"{out} before rank {into.rank} came in. Who was late cannot be said. Fix: "
+                f"{out} before rank {into.rank} came in. It is unknown which rank was late. Fix: "
                 "estimate the offsets, and run.trace(path, offsets=...)"
             )
     return found

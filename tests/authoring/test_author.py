@@ -87,7 +87,7 @@ def test_author_lists_what_a_skeleton_lacks_and_nothing_else(copy):
 
 @pytest.mark.rest
 def test_the_task_of_a_skeleton_works_at_once(copy):
-    """Its solution is right, its wrong answers hear their sentences, its right ones are right."""
+    """Its solution is right, its wrong answers get their sentences, its right ones full points."""
     env = {**os.environ, "PYTHONPATH": str(copy)}
     command = [sys.executable, "-m", "answers", "18"]
     done = subprocess.run(
@@ -198,11 +198,11 @@ SPOILS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "spoil"), SPOILS, ids=[said for said, _ in SPOILS])
-def test_author_says_what_is_wrong(small, said, spoil):
+@pytest.mark.parametrize(("expected", "spoil"), SPOILS, ids=[expected for expected, _ in SPOILS])
+def test_author_says_what_is_wrong(small, expected, spoil):
     spoil(small)
     found, _ = authoring.faults(small, "03")
-    assert any(said in line for line in found), found
+    assert any(expected in line for line in found), found
 
 
 def test_author_warns_of_a_header_whose_minutes_are_not_the_counted_ones(small):
@@ -234,7 +234,7 @@ def test_a_second_notebook_must_be_needed_by_the_lesson_that_it_names(small):
     assert "lesson 03b has no task of its own" in warnings
 
 
-def test_a_lesson_that_is_not_there_is_told_how_to_begin(capsys, monkeypatch):
+def test_a_missing_lesson_is_answered_with_how_to_begin(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(["author", "47"]) == 2
     assert 'ddpz new 47 "Its title"' in capsys.readouterr().err
@@ -244,7 +244,7 @@ TASK = find("08.state_bytes")
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"minutes": 90}, "90 minutes"),
         ({"criteria": TASK.criteria[1:2]}, "two points or more"),
@@ -256,9 +256,9 @@ TASK = find("08.state_bytes")
         ({"title": "TODO: a title"}, "still say TODO"),
     ],
 )
-def test_a_task_that_lacks_something(changed, said):
+def test_a_task_that_lacks_something(changed, expected):
     assert list(authoring.task_faults(TASK)) == []
-    assert any(said in x for x in authoring.task_faults(dataclasses.replace(TASK, **changed)))
+    assert any(expected in x for x in authoring.task_faults(dataclasses.replace(TASK, **changed)))
 
 
 def test_answers_that_lack_something():
@@ -266,13 +266,15 @@ def test_answers_that_lack_something():
     assert list(authoring.answer_faults(TASK, module)) == []
     wrong, right = module.WRONG[TASK.id], module.RIGHT[TASK.id]
 
-    def said(wrong=wrong, right=right):
+    def expected(wrong=wrong, right=right):
         spoilt = SimpleNamespace(WRONG={TASK.id: wrong}, RIGHT={TASK.id: right})
         return " ".join(authoring.answer_faults(TASK, spoilt))
 
-    assert "fewer than 5 wrong answers with a 'name'" in said(wrong=wrong[:1] * 9)
-    assert "no right answer in another style" in said(right=[])
-    assert "two of one name" in said(right=right * 2)
-    assert "must hear a sentence" in said(wrong=[dataclasses.replace(w, says="no") for w in wrong])
+    assert "fewer than 5 wrong answers with a 'name'" in expected(wrong=wrong[:1] * 9)
+    assert "no right answer in another style" in expected(right=[])
+    assert "two of one name" in expected(right=right * 2)
+    assert "must get a sentence" in expected(
+        wrong=[dataclasses.replace(w, says="no") for w in wrong]
+    )
     lost = [dataclasses.replace(w, loses=("grace",)) for w in wrong]
-    assert "criteria that the task has not: grace" in said(wrong=lost)
+    assert "criteria that the task has not: grace" in expected(wrong=lost)

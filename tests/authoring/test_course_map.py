@@ -56,7 +56,7 @@ BY_NUMBER = {lesson.number: lesson for lesson in SMALL.lessons}
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "sentences"),
     [
         ("00", ["**Next:** [01 One](01_one.ipynb)"]),
         (
@@ -89,9 +89,9 @@ BY_NUMBER = {lesson.number: lesson for lesson in SMALL.lessons}
         ),
     ],
 )
-def test_links_pass_over_what_can_wait(number, said):
+def test_links_pass_over_what_can_wait(number, sentences):
     links = pages.lesson_links(SMALL, BY_NUMBER[number])
-    assert links == " ·\n".join([*said, "[All lessons](README.md)"])
+    assert links == " ·\n".join([*sentences, "[All lessons](README.md)"])
 
 
 def test_an_exercise_leads_back_and_on():
@@ -153,8 +153,8 @@ def test_the_outline_lists_every_lesson_under_its_group():
 
 
 def test_the_lessons_that_judge_memory_are_those_whose_jobs_look_at_it():
-    said = pages._inside()
-    numbers = set(re.findall(r"\d\d", said.partition("(lessons ")[2].partition(")")[0]))
+    sentences = pages._inside()
+    numbers = set(re.findall(r"\d\d", sentences.partition("(lessons ")[2].partition(")")[0]))
     for path in ROOT.glob("ddpz_lite/course/tasks/lesson*/job.py"):
         measures = re.search(r"\b(Holding|Kept|tell_when_reached)\(", path.read_text())
         assert (path.parent.name[6:] in numbers) == bool(measures), path
@@ -258,7 +258,7 @@ def spoil(path, old, new):
         ),
     ],
 )
-def test_what_the_map_cannot_be_made_of_is_said_in_a_line(small, change, complaint, capsys):
+def test_a_course_without_a_map_is_one_line(small, change, complaint, capsys):
     change(small)
     assert main(["course"]) == 2
     error = capsys.readouterr().err
@@ -283,7 +283,11 @@ def test_the_terms_are_many_sorted_and_unique():
 
 
 def test_every_entry_has_its_form_and_a_lesson_that_uses_the_word():
-    found = [(e.term, said) for e in glossary.entries(ROOT) for said in glossary.faults(ROOT, e)]
+    found = [
+        (e.term, sentences)
+        for e in glossary.entries(ROOT)
+        for sentences in glossary.faults(ROOT, e)
+    ]
     assert found == []
 
 
@@ -300,4 +304,4 @@ def test_every_entry_has_its_form_and_a_lesson_that_uses_the_word():
 def test_a_spoilt_entry_is_found(changed, fault):
     entry = glossary.entries(ROOT)[0]
     spoilt = glossary.Entry(**{**vars(entry), **changed})
-    assert any(fault in said for said in glossary.faults(ROOT, spoilt))
+    assert any(fault in sentences for sentences in glossary.faults(ROOT, spoilt))

@@ -63,10 +63,10 @@ def test_no_solution_is_in_it(copy, root):
     assert marked == {"notebooks.py"}, "where the mark is defined"
     bodies = answers(root)
     assert len(bodies) >= 20
-    told = [
+    leaks = [
         (path.name, body[:60]) for path, text in texts.items() for body in bodies if body in text
     ]
-    assert told == []
+    assert leaks == []
     wrong = [path for path in texts if "Variant(" in texts[path] or "trying" in path.name]
     assert wrong == [], "tests/answers"
 
@@ -149,9 +149,11 @@ def test_a_check_finds_an_exercise_there(copy, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PYTHONPATH", str(copy))  # the kernel's library is the copy's
     monkeypatch.setenv("DDPZ_HOME", str(tmp_path))
     assert main(["check", "08"]) == 1
-    said = capsys.readouterr().out
-    assert re.search(r"^08\.smallest_world   0 of \d points\n  08.* is not solved yet", said, re.M)
-    assert re.search(r"^0 of 9 points; 0 of 2 tasks solved$", said, re.M), said
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^08\.smallest_world   0 of \d points\n  08.* is not solved yet", printed, re.M
+    )
+    assert re.search(r"^0 of 9 points; 0 of 2 tasks solved$", printed, re.M), printed
 
 
 def test_with_ci_it_has_the_workflows_and_grades_without_solutions(
@@ -191,11 +193,11 @@ def test_with_ci_it_has_the_workflows_and_grades_without_solutions(
         (["full/file/new"], "cannot be written (Not a directory)"),
     ],
 )
-def test_what_cannot_be_done_is_said(tmp_path, monkeypatch, capsys, words, complaint):
+def test_a_wrong_option_is_one_line(tmp_path, monkeypatch, capsys, words, complaint):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("mine")
     monkeypatch.chdir(tmp_path)
     assert main(["export", *words]) == 2
-    said = capsys.readouterr().err
-    assert complaint in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert complaint in printed and printed.count("\n") == 1
     assert files(tmp_path) == {"full/file"}

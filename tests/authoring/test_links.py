@@ -66,6 +66,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
     reasons = ["no such file", "no such heading", "no such file", "only Markdown"]
     found = broken(tmp_path / "page.md")
     assert [
-        said.partition(": ")[2][: len(why)] for said, why in zip(found, reasons, strict=True)
+        sentence.partition(": ")[2][: len(why)]
+        for sentence, why in zip(found, reasons, strict=True)
     ] == reasons
     assert broken(tmp_path / "a.md") == []

@@ -90,7 +90,7 @@ def show(notebook, **data):
     code(notebook).outputs = [new_output("display_data", {kinds[k]: v for k, v in data.items()})]
 
 
-def said(notebook, text, name="stdout"):
+def printed(notebook, text, name="stdout"):
     code(notebook).outputs = [new_output("stream", name=name, text=text)]
 
 
@@ -149,12 +149,12 @@ SPOILS = [
     (rules.widget_fallback, "without a still", lambda n: show(n, widget={}, plain="VBox(a=(1,))")),
     (rules.widget_fallback, "without a still", lambda n: show(n, widget={}, html="<!-- above -->")),
     (rules.clean_outputs, "a stored error, ValueError", failed),
-    (rules.clean_outputs, "text on stderr", lambda n: said(n, "hm", name="stderr")),
-    (rules.clean_outputs, "a warning", lambda n: said(n, "x.py:1: FutureWarning: old name")),
+    (rules.clean_outputs, "text on stderr", lambda n: printed(n, "hm", name="stderr")),
+    (rules.clean_outputs, "a warning", lambda n: printed(n, "x.py:1: FutureWarning: old name")),
     (rules.clean_outputs, "a warning", lambda n: show(n, html="<pre>UserWarning: careful</pre>")),
-    (rules.clean_outputs, "a path", lambda n: said(n, "saved to /home/ada/model.pt")),
-    (rules.clean_outputs, "a path", lambda n: said(n, 'File "/tmp/ipykernel_12/3.py", line 1')),
-    (rules.clean_outputs, "a path", lambda n: said(n, r"C:\Users\ada")),
+    (rules.clean_outputs, "a path", lambda n: printed(n, "saved to /home/ada/model.pt")),
+    (rules.clean_outputs, "a path", lambda n: printed(n, 'File "/tmp/ipykernel_12/3.py", line 1')),
+    (rules.clean_outputs, "a path", lambda n: printed(n, r"C:\Users\ada")),
     (rules.clean_outputs, "a path", lambda n: show(n, plain="lib/site-packages/torch")),
     (rules.clean_outputs, "stored widgets", lambda n: n.metadata.update(widgets={"a": "/root/x"})),
     (rules.executed_in_order, "[None]", lambda n: code(n).update(execution_count=None)),
@@ -173,12 +173,12 @@ SPOILS = [
     (rules.ten_parts, "not marked as the header", part(0, "recall")),
     (
         rules.settles,
-        "'Q999' is no Q of ddpz_lite/course/gym/bank/",
+        "'Q999' is not a Q of ddpz_lite/course/gym/bank/",
         settled(-1, answers=["Q01", "Q999"]),
     ),
-    (rules.settles, "'M169' is no M of", settled(-1, busts=["M169"])),
-    (rules.settles, "'65' is no Q of", settled(-1, answers=["65"])),
-    (rules.settles, "'T120' is no T of", settled(2, teaches=["T119", "T120"])),
+    (rules.settles, "'M169' is not a M of", settled(-1, busts=["M169"])),
+    (rules.settles, "'65' is not a Q of", settled(-1, answers=["65"])),
+    (rules.settles, "'T120' is not a T of", settled(2, teaches=["T119", "T120"])),
     (rules.settles, "'M020' stands in text", settled(2, busts=["M020"])),
     (rules.fresh, "has changed since the stored run", facts(ran="0" * 16)),
     (
@@ -203,16 +203,10 @@ def test_a_good_notebook_keeps_all_rules(tmp_path):
 
 @pytest.mark.parametrize("rule", rules.LESSON, ids=lambda rule: rule.__name__)
 def test_each_way_to_break_a_rule_is_found(rule, tmp_path):
-    missed = []
-    for of, complaint, spoil in SPOILS:
-        if of is rule:
-            notebook = good_notebook()
-            spoil(notebook)
-            complaints = list(rule(through_a_file(notebook, tmp_path)))
-            if not any(complaint in text for text in complaints):
-                missed.append((complaint, complaints))
-    assert not missed
-
-
-def test_every_rule_has_a_spoilt_notebook():
-    assert {rule for rule, _, _ in SPOILS} == set(rules.LESSON)
+    spoils = [(complaint, spoil) for of, complaint, spoil in SPOILS if of is rule]
+    assert spoils
+    for complaint, spoil in spoils:
+        notebook = good_notebook()
+        spoil(notebook)
+        complaints = list(rule(through_a_file(notebook, tmp_path)))
+        assert any(complaint in text for text in complaints), complaint

@@ -73,19 +73,19 @@ LocalProvisioner.pre_launch = taken
 
 @pytest.mark.extra  # nbval gives up by the clock: ten seconds of waiting
 def test_no_other_program_can_take_the_port_of_a_kernel(tmp_path, root):
-    """Four ranks open dozens of ports while a kernel beside them begins: it must not need one."""
+    """Four ranks open dozens of ports while a kernel next to them begins: it must not need one."""
 
-    def run(conftest, patience):
+    def run(conftest, limit):
         (tmp_path / "conftest.py").write_text(conftest)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--nbval-lax"]
-        command += [f"--nbval-kernel-startup-timeout={patience}", "--nbval-current-env", "lessons"]
+        command += [f"--nbval-kernel-startup-timeout={limit}", "--nbval-current-env", "lessons"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
 
     write(tmp_path / "lessons" / "good.ipynb", GOOD)
     shutil.copy(root / "pyproject.toml", tmp_path)
-    ours = run((root / "conftest.py").read_text() + TAKEN, patience=60)
+    ours = run((root / "conftest.py").read_text() + TAKEN, limit=60)
     assert ours.returncode == 0, ours.stdout
-    theirs = run(TAKEN, patience=10)
+    theirs = run(TAKEN, limit=10)
     assert "didn't respond" in theirs.stdout, "the test's own hostile neighbour does nothing"
 
 

@@ -21,21 +21,21 @@ def first_code(path) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize(
-    ("place", "repository", "cure"),
+    ("place", "repository", "fix"),
     [
         ({}, REPOSITORY, "run `make lab` in its folder; for VS Code run `make copies` there"),
         ({"COLAB_RELEASE_TAG": "1"}, REPOSITORY, f"run `%pip install git+{REPOSITORY}` in a cell"),
         ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "", "upload its folder, run `%pip install ./ddpz-"),
     ],
 )
-def test_without_the_course_one_sentence_says_what_to_run(place, repository, cure):
+def test_without_the_course_one_sentence_says_what_to_run(place, repository, fix):
     """In a Python that really does not have it."""
     env = {**os.environ, **place}
     command = [*BARE, start.words(repository) + "print('went on')"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "went on" not in done.stdout
-    assert last.startswith(f"RuntimeError: This kernel does not have the course: {cure}")
+    assert last.startswith(f"RuntimeError: This kernel does not have the course: {fix}")
 
 
 def test_with_the_course_it_says_nothing(capsys):
@@ -71,7 +71,7 @@ def test_a_lesson_keeps_its_cells_and_what_was_run():
         assert rules.code_hash(lesson) == rules.code_hash(before), "nothing is to be run again"
 
 
-def test_an_exercise_gets_a_cell_that_is_no_part_of_a_graded_program(root):
+def test_the_cell_that_an_exercise_gets_is_not_graded(root):
     exercise = notebook("given = 1", "answer = 2")
     for repository in ("", REPOSITORY):
         start.begin_exercise(exercise, repository)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def print_targets(groups: Sequence[str]) -> None:
-    """Print a line for each measurement beside its target, then how many are above it."""
+    """Print a line for each measurement next to its target, then how many are above it."""
     missed = 0
     for row in targets.rows(groups or list(targets.GROUPS)):
         mark = "" if row.met else "  above"

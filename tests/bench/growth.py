@@ -1,7 +1,7 @@
 """How time and memory grow: with ranks, parameters, submissions, and records of the ledger.
 
 A table has a row for each size. What should not grow faster than its size is drawn as a factor of
-its first value, beside the line of proportional growth: what is steeper stands out.
+its first value, next to the line of proportional growth: what is steeper stands out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users wait for on this machine, each beside the most that it should take."""
+"""What users wait for on this machine, each next to the most that it should take."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def opening(notebook: Path, browser: str) -> float:
 
 @contextlib.contextmanager
 def _lab(folder: Path) -> Iterator[str]:
-    """A JupyterLab of its own that serves `folder`; the address, with {} for a page's path."""
+    """A separate JupyterLab that serves `folder`; the address, with {} for a page's path."""
     with tempfile.TemporaryDirectory(prefix="ddpz-lab-") as home:
         places = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
         env = os.environ | {f"JUPYTER_{name}": f"{home}/{name}" for name in places}

@@ -1,4 +1,4 @@
-"""What jobs see beside an answer, and the words of judges."""
+"""What jobs see next to an answer, and the words of judges."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ HOLDERS = (in_a_closure, in_a_partial, in_a_graph, in_an_object, in_a_hook, in_a
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_whoever_holds_a_storage_it_counts_until_it_is_gone(holder):
+def test_a_storage_counts_until_no_holder_is_left(holder):
     with (holding := Holding()):
         held = holder()
     assert 4 * K <= holding.now() <= 4 * K + 64
@@ -93,11 +93,11 @@ def test_the_jobs_own_and_what_is_made_outside_do_not_count():
     own = torch.zeros(K)
     with (holding := Holding([own])):
         view = own[:5]
-    mine = torch.ones(K)
+    local = torch.ones(K)
     assert holding.now() == 0
     with holding:
-        twice = mine + own
-    assert holding.now() == 8 * K and holding.now(besides=[mine]) == 4 * K
+        twice = local + own
+    assert holding.now() == 8 * K and holding.now(besides=[local]) == 4 * K
     del view, twice
 
 
@@ -142,7 +142,7 @@ def test_a_value_is_explained_by_the_mistake_that_gives_it():
     assert explain_number(float("nan"), 2, "It", {}) == "It is nan, which is wrong."
 
 
-def test_nobody_keeps_what_a_rank_has_let_go():
+def test_the_heartbeat_keeps_no_local_alive():
     """The launcher's heartbeat looks at the rank's frames, and must not keep their locals."""
 
     def rank():

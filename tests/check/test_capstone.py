@@ -26,7 +26,7 @@ def test_the_notebooks_random_numbers_and_threads_stay_as_they_are():
     assert torch.get_num_threads() == before[1]
 
 
-def test_a_plan_of_more_ranks_than_the_judge_can_follow_is_told_so_and_not_trained():
+def test_a_plan_of_too_many_ranks_is_refused_and_not_trained():
     parts = {name: {field: kind() for field, kind in of.items()} for name, of in page.PARTS.items()}
     parts["plan"] |= {"nodes": 2, "ranks": 10**6}
     sentence = page._sizes(parts["plan"], parts["measurement"])

@@ -50,7 +50,7 @@ def all_refused():
             raise AssertionError("not refused")
 """
 CASES = {
-    "an optimizer, which imports FSDP by itself": """
+    "an optimizer, which imports FSDP itself": """
         assert "torch._dynamo" not in sys.modules
         with own_work():
             torch.optim.SGD(model.parameters(), lr=0.1)
@@ -66,7 +66,7 @@ CASES = {
         with own_work():
             all_refused()
     """,
-    "of this library all that stands in strategies/, whoever adds it": """
+    "of this library all that is in strategies/, also what is added later": """
         import inspect
         import ddpz_lite.strategies as room
         from ddpz_lite.data import RankSampler
@@ -130,7 +130,7 @@ for name, program in json.loads(sys.stdin.read()).items():
 """
 
 
-def test_each_in_a_process_of_its_own(tmp_path):
+def test_each_case_in_its_own_process(tmp_path):
     """Forked from one that has imported torch, and has no threads yet."""
     programs = {name: textwrap.dedent(case) for name, case in CASES.items()}
     done = subprocess.run(

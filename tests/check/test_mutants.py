@@ -23,7 +23,7 @@ def answer(xs, n):
 '''
 
 
-def test_each_mutant_is_a_program_with_one_change_and_a_name_of_its_own():
+def test_each_mutant_is_a_program_with_one_change_and_its_own_name():
     made = mutants.make(ANSWER)
     names = {mutant.name: mutant for mutant in made}
     assert len(names) == len(made) == len({mutant.source for mutant in made})
@@ -52,7 +52,7 @@ def test_a_docstring_and_a_mark_of_a_call_without_wait_make_no_mutant():
     assert not any("Words" in mutant.name and "dropped" in mutant.name for mutant in made)
 
 
-def test_survivors_tells_killed_from_alive_and_lists_what_is_no_mistake(monkeypatch):
+def test_survivors_tells_killed_from_alive_and_equivalent(monkeypatch):
     monkeypatch.setattr(mutants, "SECONDS", 60.0)  # none of these runs forever
     task = find("09.shard_owners")
     notebook = trying.master("09")
@@ -67,16 +67,18 @@ def test_survivors_tells_killed_from_alive_and_lists_what_is_no_mistake(monkeypa
         "    return owners\n"
     )
     right, killed = "`i = None` -> dropped", "`return owners` -> dropped"
-    toll = mutants.survivors(task, [*given, (cell, source)], {right: "unused", killed: "no"})
-    assert right in toll.equivalent and toll.stale == [killed]
-    assert toll.made == toll.killed + len(toll.surviving) + len(toll.equivalent)
-    assert killed not in {mutant.name for mutant in toll.surviving} and toll.killed > 10
-    assert f"{toll.made} made" in str(toll) and "listed as equivalent, and is not" in str(toll)
+    report = mutants.survivors(task, [*given, (cell, source)], {right: "unused", killed: "no"})
+    assert right in report.equivalent and report.stale == [killed]
+    assert report.made == report.killed + len(report.surviving) + len(report.equivalent)
+    assert killed not in {mutant.name for mutant in report.surviving} and report.killed > 10
+    assert f"{report.made} made" in str(report) and "listed as equivalent, and is not" in str(
+        report
+    )
 
 
 @pytest.mark.extra
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("lesson", trying.lessons())
 def test_the_mutants_of_a_solution_die(lesson):
-    for toll in mutants.mutation_report(lesson):
-        assert toll.share >= KILLED and not toll.stale, str(toll)
+    for report in mutants.mutation_report(lesson):
+        assert report.share >= KILLED and not report.stale, str(report)

@@ -9,7 +9,7 @@ import torch
 from answers import trying
 
 from ddpz_lite.course.check import run
-from ddpz_lite.course.check.cell import told
+from ddpz_lite.course.check.cell import verdict_text
 from ddpz_lite.course.check.run import judge_all, observe
 from ddpz_lite.course.check.score import Judging, score
 from ddpz_lite.course.check.task import Case, Criterion, Observed, find
@@ -37,15 +37,15 @@ def judge(seen: Observed) -> str | None:
 
 TASK = replace(find("03.weighted_mean"), uses_own=False, criteria=(Criterion("the sum", 1, judge),))
 GOOD = "dist.all_reduce(x)"
-SPOILERS = {  # one rank fails: of two, chance says which is told of
+SPOILERS = {  # one rank fails: of two, chance would decide which is reported
     "raises": "if r: raise KeyError(r)\ndist.all_reduce(x)",
     "raises later": "dist.all_reduce(x)\nif r: raise KeyError(r)\ndist.all_reduce(x)",
     "the first rank leaves early": "if r == 0: return\ndist.all_reduce(x)",
     "calls differ": "dist.all_reduce(x) if r else dist.broadcast(x, 0)",
     "dies": "if r: os._exit(3)\ndist.all_reduce(x)",
     "exits": "if r: sys.exit(3)\ndist.all_reduce(x)",
-    "a message that nobody takes": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
-    "a call that nobody waits for": "dist.all_reduce(x)\ndist.all_reduce(x.clone(), async_op=True)",
+    "a message without a receive": "dist.all_reduce(x)\nif r == 0: dist.isend(x * 7, 1)",
+    "a call without a wait": "dist.all_reduce(x)\ndist.all_reduce(x.clone(), async_op=True)",
     "another dtype": "torch.set_default_dtype(torch.float64)\ndist.all_reduce(x)",
     "no gradients": "torch.set_grad_enabled(False)\ndist.all_reduce(x)",
     "another torch": "dist.all_reduce(x)\ndist.all_reduce = lambda t: t",
@@ -54,7 +54,7 @@ SPOILERS = {  # one rank fails: of two, chance says which is told of
 }
 
 
-def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
+def test_each_verdict_is_as_alone_and_the_next_answer_is_unaffected():
     """A right answer stands before and after each that may leave something behind."""
     sources = [GOOD]
     for source in SPOILERS.values():
@@ -67,7 +67,7 @@ def test_each_hears_what_it_hears_alone_and_the_next_does_not_notice():
         assert trying.words(verdict) == trying.words(alone), name
 
 
-def test_one_that_never_ends_is_not_felt_by_the_next():
+def test_an_endless_answer_does_not_affect_the_next():
     case = replace(CASE, timeout=4.0)
     never = answer("while r: time.sleep(0.01)")
     good, late, after = judge_all(TASK, [answer(GOOD), never, answer(GOOD)], [case])
@@ -83,7 +83,7 @@ def test_the_ledger_and_the_namespace_of_a_turn_are_its_own():
         assert all(record.started < 60 for record in seen.ledger)
 
 
-def test_what_cannot_travel_is_told_as_it_is_alone():
+def test_what_cannot_be_sent_is_reported_as_alone():
     lock = answer("guard")
     lock.__globals__["guard"] = __import__("threading").Lock()
     (verdict,) = judge_all(TASK, [lock], [CASE])
@@ -112,13 +112,13 @@ def course_of(criteria, kinds, outcomes=()):
     return order, judging.verdict()
 
 
-def test_an_answer_that_fails_the_first_aspect_is_run_no_further():
+def test_an_answer_that_fails_the_first_criterion_is_run_no_further():
     criteria = [Criterion("a", 1, says({1: "no"}), on=("",)), Criterion("b", 1, says({}))]
     order, verdict = course_of(criteria, ["", "", "", "other"])
     assert order == [0, 1] and not verdict.solved
 
 
-def test_a_later_aspect_pulls_what_it_looks_at_and_stops_where_it_fails():
+def test_a_later_criterion_asks_for_its_cases_and_stops_where_it_fails():
     criteria = [
         Criterion("a", 1, says({}), on=("",)),
         Criterion("b", 1, says({1: "no"})),
@@ -181,7 +181,7 @@ def test_the_stub_is_run_once():
     assert order == [0] and verdict.status == "not attempted"
 
 
-def test_an_aspect_whose_run_did_not_end_is_not_judged_and_not_told_twice():
+def test_a_criterion_whose_run_did_not_end_is_not_judged_and_not_reported_twice():
     criteria = [
         Criterion("a", 1, says({}), on=("",)),
         Criterion("b", 1, says({}), on=("b",)),
@@ -191,8 +191,15 @@ def test_an_aspect_whose_run_did_not_end_is_not_judged_and_not_told_twice():
     ]
     _, verdict = course_of(criteria, ["", "b"], {1: "died"})
     assert [found.outcome for found in verdict.findings][1:3] == ["fail", "not judged"]
-    assert verdict.findings[2].sentence.startswith("not judged: the run told above")
+    assert verdict.findings[2].sentence.startswith("not judged: the run reported above")
     assert [found.sentence for found in verdict.findings][3:] == ["no (case 0)", "as above"]
     assert verdict.status == "crashed" and verdict.points == 1
-    text = told(replace(TASK, criteria=tuple(criteria)), verdict)
-    assert "  -   c (not judged: the run told above did not come to its end)" in text
+    text = verdict_text(replace(TASK, criteria=tuple(criteria)), verdict)
+    assert "  -   c (not judged: the run reported above did not come to its end)" in text
+
+
+def test_what_waits_for_the_first_criterion_says_so():
+    criteria = [Criterion("a", 1, says({0: "no"})), Criterion("b", 1, says({}))]
+    _, verdict = course_of(criteria, [""])
+    text = verdict_text(replace(TASK, criteria=tuple(criteria)), verdict)
+    assert "b (judged when the first is right)" in text

@@ -299,7 +299,7 @@ def reload(path, **options) -> None:
     load_checkpoint(path, model, optimizer)
 
 
-def test_wrong_use_names_the_cure(saved, tmp_path):
+def test_wrong_use_names_the_fix(saved, tmp_path):
     reload(saved)
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         reload(tmp_path / "elsewhere")
@@ -355,17 +355,6 @@ def test_every_damaged_file_is_found(saved):
         reload(saved)
 
 
-def test_other_folders_beside_a_checkpoint_stay(tmp_path):
-    model, optimizer = parallelize(gpt(), torch.optim.SGD, 1, lr=0.1)
-    (tmp_path / "notes").mkdir()
-    save_checkpoint(tmp_path / "first", model, optimizer)
-    for _ in range(2):
-        save_checkpoint(tmp_path, model, optimizer)
-    inside = {p.name for p in tmp_path.iterdir()}
-    assert {"notes", "first", "CURRENT"} < inside and len(inside) == 4  # and one save
-    load_checkpoint(tmp_path / "first", model, optimizer)
-
-
 def rolled_back(path: str) -> list[bool]:
     """Whether training again from a checkpoint of the first step is the same training."""
     found = []
@@ -395,7 +384,7 @@ def while_whole(path: str) -> bool:
     return all(torch.equal(before[n], after[n]) for n in before)
 
 
-def test_saved_and_loaded_while_units_are_whole(tmp_path):
+def test_saved_and_loaded_while_units_are_unsharded(tmp_path):
     assert list(dz.launch(while_whole, 2, args=(str(tmp_path),), record=False)) == [True, True]
 
 

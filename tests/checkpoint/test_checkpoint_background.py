@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_checkpoint_faults import heard, trained, weight
+from test_checkpoint_faults import error_of, trained, weight
 
 import ddpz_lite as dz
 from ddpz_lite.checkpoint import save_load as checkpoint
@@ -45,12 +45,15 @@ def in_background(path: str, mesh_shape: tuple[int, ...]) -> list:
     checkpoint._write = write
     elsewhere = Path(path, "0", "CURRENT", "x")
     failed = save_in_background(elsewhere, model, optimizer)
-    out += [heard(failed.wait), heard(save_in_background, path, model, optimizer, f=lambda: 0)]
+    out += [
+        error_of(failed.wait),
+        error_of(save_in_background, path, model, optimizer, f=lambda: 0),
+    ]
     return out
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
-def test_the_state_of_one_moment_is_saved_while_training_goes_on(tmp_path, shape):
+def test_the_state_of_one_moment_is_saved_while_training_continues(tmp_path, shape):
     world = 2 if len(shape) == 1 else 4
     for found in dz.launch(in_background, world, args=(str(tmp_path), shape), record=False):
         assert found[:3] == [(False, 2.0, 1.0, True, True)] * 3

@@ -47,7 +47,7 @@ def weight(model: nn.Module) -> float:
     return found.item() if len(found) == 1 else float("nan")
 
 
-def heard(call: Callable, *args, **kwargs) -> str:
+def error_of(call: Callable, *args, **kwargs) -> str:
     """The error of a call: its kind and words."""
     try:
         call(*args, **kwargs)
@@ -85,8 +85,8 @@ def halves(path: str) -> list:
         save_safetensors(f"{path}/both.safetensors", model)
     dist.barrier()
     if rank >= 2:
-        out.append(heard(save_checkpoint, f"{path}/both", model, optimizer))
-        out.append(heard(save_safetensors, f"{path}/both.safetensors", model))
+        out.append(error_of(save_checkpoint, f"{path}/both", model, optimizer))
+        out.append(error_of(save_safetensors, f"{path}/both.safetensors", model))
     return out
 
 
@@ -143,7 +143,7 @@ def full_disks(path: str) -> list:
         for k in range(100):
             calls, fails_at = 0, k if me == victim else None
             model, optimizer = trained(1.0 + k)
-            words = heard(save_checkpoint, path, model, optimizer, value=1.0 + k)
+            words = error_of(save_checkpoint, path, model, optimizer, value=1.0 + k)
             fails_at = None
             dist.barrier()
             value = load_checkpoint(path, model, optimizer)["value"]
@@ -183,7 +183,7 @@ def test_a_disk_that_fills_on_one_rank_stops_all_and_leaves_nothing(tmp_path):
 
 @contextmanager
 def without_rights(folder: Path) -> Iterator[None]:
-    """Nobody may write to the folder; root may for all that, and is somebody else meanwhile."""
+    """No user may write to the folder. Root still could, so it takes another user id meanwhile."""
     folder.chmod(0o555)
     is_root = os.geteuid() == 0
     if is_root:
@@ -206,12 +206,12 @@ def read_only(path: str, victims: list[int]) -> list:
         rights = without_rights(Path(path)) if value and denied else nullcontext()
         with rights:
             dist.barrier()
-            words = heard(save_checkpoint, path, model, optimizer, value=value)
+            words = error_of(save_checkpoint, path, model, optimizer, value=value)
             dist.barrier()
         dist.barrier()
         out.append((words, load_checkpoint(path, *trained(7.0))["value"], len(saves(path))))
     model, optimizer = trained(2.0)
-    out.append(heard(save_checkpoint, path, model, optimizer, value=2.0))
+    out.append(error_of(save_checkpoint, path, model, optimizer, value=2.0))
     return out
 
 
@@ -245,21 +245,21 @@ def one_rank_alone(path: str) -> list[str]:
     model, optimizer = trained(1.0)
     save_checkpoint(path, model, optimizer)
     bad = {0: {"f": lambda: 0, "n": 1}, 1: {"n": 2}, 2: {"n": 2}}[me]
-    out = [heard(save_checkpoint, path, model, optimizer, **bad)]
+    out = [error_of(save_checkpoint, path, model, optimizer, **bad)]
     module = nn.Linear(2, 2)
     odd = Odd(module.parameters(), lr=0.1)
     module(torch.ones(1, 2)).sum().backward()
     odd.step()
-    out.append(heard(save_checkpoint, path, module, odd))
-    out.append(heard(load_checkpoint, path, nn.Linear(5, 3 + (me == 1))))
+    out.append(error_of(save_checkpoint, path, module, odd))
+    out.append(error_of(load_checkpoint, path, nn.Linear(5, 3 + (me == 1))))
     load = torch.load
     if me == 2:
         torch.load = lambda *_, **__: 1 / 0
-    out.append(heard(load_checkpoint, path, model, optimizer))
+    out.append(error_of(load_checkpoint, path, model, optimizer))
     torch.load = load
     elsewhere = Path(path, "CURRENT", "x")
-    out.append(heard(save_checkpoint, elsewhere, model, optimizer))
-    out.append(heard(save_safetensors, elsewhere, model))
+    out.append(error_of(save_checkpoint, elsewhere, model, optimizer))
+    out.append(error_of(save_safetensors, elsewhere, model))
     dist.barrier()
     load_checkpoint(path, model, optimizer)
     return [*out, str(len(saves(path)))]
@@ -267,7 +267,7 @@ def one_rank_alone(path: str) -> list[str]:
 
 def test_what_stops_one_rank_stops_all(tmp_path):
     run = dz.launch(one_rank_alone, 3, args=(str(tmp_path),), record=False)
-    said = [
+    patterns = [
         "TypeError: f= is or holds what cannot be saved: .* Fix: for an object, pass its state_di",
         "TypeError: (rank 1: )?the optimizer keeps word='a' for weight; only tensors",
         r"ValueError: (rank 1: )?.* is of another model: weight has shape \[3, 5\] there and \[4",
@@ -277,8 +277,8 @@ def test_what_stops_one_rank_stops_all(tmp_path):
         "1",
     ]
     for found in run:
-        assert len(found) == len(said)
-        for words, pattern in zip(found, said, strict=True):
+        assert len(found) == len(patterns)
+        for words, pattern in zip(found, patterns, strict=True):
             assert re.match(pattern, words), (words, pattern)
 
 

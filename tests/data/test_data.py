@@ -166,27 +166,27 @@ def test_sampler_equals_torchs(length, world, shuffle, drop):
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 12])
-def test_keep_deals_every_sample_once(length):
+def test_keep_gives_every_sample_once(length):
     samplers = [data.RankSampler(length, rank, 4, uneven="keep") for rank in range(4)]
-    dealt = [list(sampler) for sampler in samplers]
-    assert sorted(chain.from_iterable(dealt)) == list(range(length))
-    assert [len(s) for s in samplers] == [len(d) for d in dealt]
+    given = [list(sampler) for sampler in samplers]
+    assert sorted(chain.from_iterable(given)) == list(range(length))
+    assert [len(s) for s in samplers] == [len(d) for d in given]
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "keep"])
 @pytest.mark.parametrize("stop", [0, 1, 4, 6])
 def test_resume_in_the_middle_of_an_epoch(uneven, stop):
     for rank in range(3):
-        whole = data.RankSampler(20, rank, 3, seed=9, uneven=uneven)
-        whole.set_epoch(2)
-        expected = list(whole)
+        full = data.RankSampler(20, rank, 3, seed=9, uneven=uneven)
+        full.set_epoch(2)
+        expected = list(full)
         first = data.RankSampler(20, rank, 3, seed=9, uneven=uneven)
         first.set_epoch(2)
         stream = iter(first)
         head = [next(stream) for _ in range(stop)]
         second = data.RankSampler(20, rank, 3, seed=9, uneven=uneven)
         second.load_state_dict(first.state_dict())
-        assert first.state_dict() == whole.state_dict(taken=stop)
+        assert first.state_dict() == full.state_dict(taken=stop)
         second.set_epoch(2)
         assert head + list(second) == expected
         assert list(second) == expected, "after the resumed epoch comes a whole one"

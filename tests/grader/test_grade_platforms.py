@@ -13,14 +13,11 @@ import pytest
 import small_course
 from small_course import SOLVED
 
-from ddpz_lite.course.check.task import Observed
-from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
 from ddpz_lite.course.grader import exercise, formats, intake, people, platforms, roster
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.platforms import canvas, moodle
 from ddpz_lite.course.grader.report import Report
-from ddpz_lite.course.grader.sandbox.limits import Probe
 from ddpz_lite.course.grader.submission import NotGraded, Submission
 
 FILE = f"{small_course.NAME}.ipynb"
@@ -175,7 +172,7 @@ def test_the_canvas_gradebook_is_a_roster_without_its_extra_rows(write):
 
 
 @pytest.mark.parametrize("name", ["ada.ipynb", "03_mean", "ada_1_mean", "ada_LATE_1_mean", "1_2_x"])
-def test_other_names_are_nobody_s_canvas_files(name):
+def test_other_names_are_not_canvas_files(name):
     assert platforms.sender(name) is None
 
 
@@ -326,15 +323,6 @@ def test_the_gradebook_carries_the_roster_s_columns(report, write):
 
 
 # ---- the command, from a platform's files to a platform's files ----
-
-
-@pytest.fixture
-def no_ranks(monkeypatch):
-    def observe(task, cells, cases, limits, sandboxed):
-        return [Observed(case, "raised", "rank 0 raised") for case in cases]
-
-    monkeypatch.setattr(command, "observe_in_sandbox", observe)
-    monkeypatch.setattr(command, "probe", lambda: Probe(True))
 
 
 def test_canvas_in_and_out(course, write, no_ranks, capsys):

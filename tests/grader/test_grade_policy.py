@@ -10,13 +10,10 @@ import pytest
 from small_course import SOLVED
 
 from ddpz_lite.course.check.score import Finding, Verdict
-from ddpz_lite.course.check.task import Observed
-from ddpz_lite.course.cli import grade as command
 from ddpz_lite.course.cli import main
 from ddpz_lite.course.grader import policy
 from ddpz_lite.course.grader.batch import Grade, Terms
 from ddpz_lite.course.grader.policy import Note, Policy
-from ddpz_lite.course.grader.sandbox.limits import Probe
 
 TERMS = Terms("0.1.0+test", 7, "yes")
 DUE = datetime.fromisoformat("2026-10-12T23:59:00+02:00")
@@ -158,14 +155,9 @@ def test_notes_that_cannot_be_used_say_where_and_why(tmp_path, text, complaint):
     assert complaint in str(error.value)
 
 
-def test_they_survive_a_run_again_and_the_grades_of_record_stay_measured(
-    course, class_of, monkeypatch, capsys
+def test_policy_and_notes_apply_again_at_each_run_and_the_grades_stay_measured(
+    course, class_of, no_ranks, capsys
 ):
-    def observe(task, cells, cases, limits, sandboxed):
-        return [Observed(case, "raised", "rank 0 raised") for case in cases]
-
-    monkeypatch.setattr(command, "observe_in_sandbox", observe)
-    monkeypatch.setattr(command, "probe", lambda: Probe(True))
     place, out = class_of(ada=SOLVED, bob=None), course / "out"
     assert main(["grade", place, "--out", "out"]) == 0
     record = (out / "grades/ada.03.json").read_bytes()

@@ -59,7 +59,7 @@ GRADES = [
     graded("eve", verdict("wrong", says=EVIL), warnings=(EVIL,)),
     graded("bob", verdict("not attempted", "The answer cell still holds its stub.")),
 ]
-SAID = {
+NBVAL = {
     ("ada", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "passed"),)),
     ("eve", "03"): NbvalReport("ab" * 32, "v", (Cell(TASK.id, "failed", EVIL), Cell(TASK.id, ""))),
     ("bob", "03"): NbvalReport("ab" * 32, "v", trouble=EVIL),
@@ -103,7 +103,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("one", GRADES, ids=lambda one: one.student)
 def test_a_page_holds_no_markup_of_a_student(one, exercises):
-    page = pages.html(one.student, Report([one], LOST, exercises, TERMS, SAID))
+    page = pages.html(one.student, Report([one], LOST, exercises, TERMS, NBVAL))
     assert "What nbval says" in page
     tags = Tags(page)
     assert tags.open == []
@@ -116,34 +116,34 @@ def test_a_page_holds_no_markup_of_a_student(one, exercises):
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800]", page)
 
 
-def test_a_page_says_what_was_found_and_where_to_go_on(exercises):
+def test_a_page_has_the_findings_and_the_next_step(exercises):
     page = pages.html("ada", Report(GRADES[:1], [], exercises, TERMS))
     assert "5 of 5 points" in page and text.in_html(TASK.debrief) in page
     page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS))
     assert "0 of 5 points, not attempted" in page and "still holds its stub" in page
     assert text.in_html(TASK.hints[0]) in page and text.in_html(TASK.hints[2]) not in page
-    for said in (page, pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS))):
-        assert "ab" * 32 in said and "seed" not in said
-        assert "sandbox: none" in said.replace("\\", "")
+    for content in (page, pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS))):
+        assert "ab" * 32 in content and "seed" not in content
+        assert "sandbox: none" in content.replace("\\", "")
 
 
 def test_markdown_holds_no_markup_of_a_student(exercises):
-    said = pages.markdown("eve", Report([GRADES[1]], LOST, exercises, TERMS, SAID))
-    said += pages.markdown("bob", Report([GRADES[2]], [], exercises, TERMS, SAID))
-    said += pages.summary(Report(GRADES, LOST, exercises, TERMS, SAID)).partition("|")[0]
-    assert "<script" not in said and "\n::error" not in said and "\n# f" not in said
-    assert not re.search(r"(?<!\\)[`\[*|]", said.replace("###", "").replace("##", ""))
-    assert "Hint" in said and "0 of 5 points, wrong" in said
+    content = pages.markdown("eve", Report([GRADES[1]], LOST, exercises, TERMS, NBVAL))
+    content += pages.markdown("bob", Report([GRADES[2]], [], exercises, TERMS, NBVAL))
+    content += pages.summary(Report(GRADES, LOST, exercises, TERMS, NBVAL)).partition("|")[0]
+    assert "<script" not in content and "\n::error" not in content and "\n# f" not in content
+    assert not re.search(r"(?<!\\)[`\[*|]", content.replace("###", "").replace("##", ""))
+    assert "Hint" in content and "0 of 5 points, wrong" in content
 
 
 def test_html_and_markdown_say_the_same(exercises):
-    def words(said):
-        return set(re.findall(r"[a-z]{4,}", said))
+    def words(content):
+        return set(re.findall(r"[a-z]{4,}", content))
 
-    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
+    page = pages.html("bob", Report(GRADES[2:], [], exercises, TERMS, NBVAL))
     body = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
-    said = pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS, SAID))
-    assert words(said) == words(body)
+    content = pages.markdown("bob", Report(GRADES[2:], [], exercises, TERMS, NBVAL))
+    assert words(content) == words(body)
 
 
 # ---- for teachers ----
@@ -161,21 +161,21 @@ def test_the_gradebook_has_a_row_per_student_and_a_column_per_task(exercises):
     assert (by_name["ada"]["seed"], by_name["ada"]["sandbox"]) == ("7", "none")
 
 
-@pytest.mark.parametrize("said", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
-def test_no_cell_of_a_table_is_a_formula(said, exercises):
-    cell = text.in_table(said)
+@pytest.mark.parametrize("content", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_no_cell_of_a_table_is_a_formula(content, exercises):
+    cell = text.in_table(content)
     assert cell.startswith(("'", "\N{REPLACEMENT CHARACTER}")) and "\n" not in cell
-    rows = formats.gradebook(Report([], [NotGraded("ada", said, "")], exercises, TERMS))
+    rows = formats.gradebook(Report([], [NotGraded("ada", content, "")], exercises, TERMS))
     remarks = next(csv.DictReader(io.StringIO(rows)))["remarks"]
     assert not remarks.startswith(text.FORMULA)
 
 
 def test_the_summary_has_a_line_per_notebook_and_all_that_was_not_graded(exercises):
-    said = pages.summary(Report(GRADES, LOST, exercises, TERMS))
-    assert "3 notebooks graded, 1 with full points; 2 not graded." in said
-    rows = [line for line in said.splitlines() if line.startswith("| ")][1:]
+    content = pages.summary(Report(GRADES, LOST, exercises, TERMS))
+    assert "3 notebooks graded, 1 with full points; 2 not graded." in content
+    rows = [line for line in content.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 3 and all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
-    assert "- cem:" in said and "## To look at" in said and "sandbox\\: none" in said
+    assert "- cem:" in content and "## To look at" in content and "sandbox\\: none" in content
 
 
 # ---- for other programs ----
@@ -252,7 +252,7 @@ def test_gradescope_finds_only_fields_that_it_documents(one, exercises):
     assert results["tests"][0]["max_score"] == 5
 
 
-# ---- text that somebody else wrote ----
+# ---- text of students ----
 
 
 def test_text_is_cut_and_has_no_characters_that_hide_or_reorder():

@@ -63,10 +63,10 @@ def test_memory_is_on_huge_pages_and_holds_what_it_held():
     command = [sys.executable, "-c", COMPACTED, os.path.dirname(__file__)]
     same, more, steps = subprocess.run(command, capture_output=True, text=True).stdout.split()
     assert same == "True" and int(more) >= 32 * MIB
-    assert int(steps) >= 64 * MIB // huge_pages.STEP - 1  # a step is short: somebody may be waiting
+    assert int(steps) >= 64 * MIB // huge_pages.STEP - 1  # steps are short: a launch may be waiting
 
 
-def test_only_memory_of_its_own_in_whole_huge_pages_is_touched():
+def test_only_private_memory_in_full_huge_pages_is_touched():
     if sys.platform != "linux":
         assert list(huge_pages.compact()) == []
         return
@@ -80,7 +80,7 @@ def test_only_memory_of_its_own_in_whole_huge_pages_is_touched():
 
 
 @needs_huge_pages
-def test_the_fork_server_compacts_itself_while_nobody_is_waiting():
+def test_the_fork_server_compacts_itself_while_idle():
     dz.launch(os.getpid, 1)
     deadline = time.monotonic() + 300
     server = SERVER._process.pid

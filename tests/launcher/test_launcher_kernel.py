@@ -131,7 +131,7 @@ def test_a_function_of_one_cell_uses_those_of_others(notebook):
     assert text.strip() == f"{pairs} True cell {notebook.cells - 1}:3"
     notebook.run("scale = 100")
     text, _ = notebook.run(CELLS[-1])
-    assert "1200.0" in text, "a changed global is sent anew"
+    assert "1200.0" in text, "a changed global is sent again"
 
 
 def test_an_error_shows_the_learners_cell_and_nothing_of_the_launcher(notebook):

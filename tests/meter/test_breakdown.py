@@ -82,13 +82,13 @@ def test_parts_of_real_steps_sum_to_them_and_waits_are_exposed(world):
             assert min(parts.rest, parts.hidden, parts.data) >= 0
 
 
-def test_stretches_against_a_grid():
-    """Random intervals of whole numbers, beside sets of unit cells."""
-    dice = random.Random(0)
+def test_intervals_against_a_grid():
+    """Random intervals of whole numbers, next to sets of unit cells."""
+    rng = random.Random(0)
     for _ in range(300):
         some, others = (
-            [(a, a + dice.randint(1, 6)) for a in (dice.randint(0, 20) for _ in range(n))]
-            for n in (dice.randint(0, 5), dice.randint(0, 5))
+            [(a, a + rng.randint(1, 6)) for a in (rng.randint(0, 20) for _ in range(n))]
+            for n in (rng.randint(0, 5), rng.randint(0, 5))
         )
         cells, theirs = ({c for a, b in part for c in range(a, b)} for part in (some, others))
         assert length(some) == len(cells)

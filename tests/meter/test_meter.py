@@ -24,7 +24,6 @@ from ddpz_lite.meter import (
     ping_pong,
     records_in,
     utilization,
-    zero_memory,
 )
 from ddpz_lite.model import CNN, GPT, MLP, GPTConfig, next_token_loss
 
@@ -239,15 +238,6 @@ def test_dtensors_count_what_lies_here(fake_world):
 # ---- the formula
 
 
-def test_formula_meets_measurement():
-    model = GPT(CONFIG)
-    optimizer = torch.optim.AdamW(model.parameters())
-    one_step(model, optimizer, torch.randint(32, (2, 16)))
-    counters = 4 * len(list(model.parameters()))
-    formula = zero_memory(model.num_params(), 1, 0, param_bytes=4, grad_bytes=4, optimizer_bytes=8)
-    assert sum(memory(model, optimizer).values()) == formula + counters
-
-
 # ---- the timeline
 
 
@@ -397,13 +387,6 @@ def test_an_error_inside_leaves_torch_as_it_was():
         with pytest.raises(RuntimeError, match="open already"):
             timeline.__enter__()
     assert timeline.peak == 4 * (6 + 2 + 2), "weights, input and output"
-
-
-def test_named_marks():
-    model = MLP([2, 2])
-    with MemoryTimeline(model) as timeline:
-        timeline.mark("loading")
-    assert [name for _, name in timeline.marks] == ["loading", "end"]
 
 
 def test_a_storage_may_die_while_a_timeline_is_left():

@@ -79,10 +79,10 @@ def events_of(path) -> list[dict]:
     """The events of a file that is valid, and in which tracks hold only what nests."""
     import jsonschema  # slow, and of no use to ranks
 
-    whole = json.loads(path.read_text())
-    jsonschema.validate(whole, SCHEMA)
+    document = json.loads(path.read_text())
+    jsonschema.validate(document, SCHEMA)
     tracks = defaultdict(list)
-    for event in whole["traceEvents"]:
+    for event in document["traceEvents"]:
         if event["ph"] == "X" and event["cat"] in ("span", "wait", "communication"):
             tracks[event["pid"], event["tid"]].append(event)
     for track in tracks.values():
@@ -90,7 +90,7 @@ def events_of(path) -> list[dict]:
             end, start = one["ts"] + one["dur"], other["ts"]
             inside = other["cat"] != "communication" and start + other["dur"] <= end + 1e-6
             assert start >= end - 1e-6 or inside, (one, other)
-    return whole["traceEvents"]
+    return document["traceEvents"]
 
 
 def steps():
@@ -119,7 +119,7 @@ def test_a_run_is_written_and_read_back(world, tmp_path):
     assert read.world_size == world
     for before, after in ((run.ledger, read.ledger), (run.spans, read.spans)):
         assert [nanoseconds(one) for one in before] == [nanoseconds(one) for one in after]
-    for r in run.ledger:  # whoever called waited, and not before it had called
+    for r in run.ledger:  # each caller waited, and not before it had called
         assert r.started <= r.waited[0] + 1e-3 and r.waited[0] <= r.waited[1] <= run.seconds
 
 
@@ -146,7 +146,7 @@ def test_a_trace_is_the_same_however_many_events_are_written_at_once(tmp_path, m
         assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
 
 
-def test_what_overlaps_gets_a_track_of_its_own(tmp_path):
+def test_what_overlaps_gets_its_own_track(tmp_path):
     calls = [record(0, 0, 0.0, 0.5), record(0, 1, 0.1, 0.3), record(0, 2, 0.3, 0.4)]
     spans = [Span(0, "step", 0.0, 0.5), Span(0, "forward", 0.1, 0.2), Span(0, "other", 0.4, 0.6)]
     a_run(*calls, spans=spans).trace(tmp_path / "t.json")
@@ -160,24 +160,24 @@ def test_offsets_and_drift_are_taken_away(tmp_path):
     straight = a_run(*(record(rank, 0, 2.0, 3.0, waited=(2.5, 3.0)) for rank in range(3)), world=3)
     clocks = [0.0, (3600.0, 1e-3), -7.25]
 
-    def bend(moment, rank):
+    def skew(moment, rank):
         ahead, gains = clocks[rank] if rank == 1 else (clocks[rank], 0.0)
         return moment * (1 + gains) + ahead
 
-    bent = replace(
+    skewed = replace(
         straight,
         ledger=[
-            replace(r, started=bend(2.0, r.rank), finished=bend(3.0, r.rank), waited=None)
+            replace(r, started=skew(2.0, r.rank), finished=skew(3.0, r.rank), waited=None)
             for r in straight.ledger
         ],
     )
-    bent.trace(tmp_path / "after.json", offsets=clocks)
+    skewed.trace(tmp_path / "after.json", offsets=clocks)
     for after in read_trace(tmp_path / "after.json").ledger:
         assert (after.started, after.finished) == pytest.approx((2.0, 3.0), abs=1e-8)
     facts = json.loads((tmp_path / "after.json").read_text())["otherData"]
     assert facts["offset_seconds"] == [0.0, 3600.0, -7.25]
     assert facts["offset_gained_per_second"] == [0.0, 1e-3, 0.0]
-    bent.trace(tmp_path / "before.json")  # rank 2 began before 0: the file has no negative time
+    skewed.trace(tmp_path / "before.json")  # rank 2 began before 0: the file has no negative time
     assert min(e["ts"] for e in events_of(tmp_path / "before.json") if "ts" in e) == 0
 
 
@@ -216,7 +216,7 @@ def test_the_profilers_events_lie_beside_the_ranks_own(tmp_path):
 def test_what_the_profiler_nested_to_the_nanosecond_still_nests(offset, tmp_path):
     """Fifty operators without a gap, the last of which ends as their parent does."""
     operators = [(f"op {k}", 100 + 0.137 * k, 0.137) for k in range(50)]
-    whole = {
+    document = {
         "distributedInfo": {"rank": 1},
         "baseTimeNanoseconds": 1_795_000_000_123_456_789,  # a float of such seconds is coarse
         "traceEvents": [
@@ -224,7 +224,7 @@ def test_what_the_profiler_nested_to_the_nanosecond_still_nests(offset, tmp_path
             for name, ts, dur in [("parent", 100.0, 6.85), *operators]
         ],
     }
-    (tmp_path / "p.json").write_text(json.dumps(whole))
+    (tmp_path / "p.json").write_text(json.dumps(document))
     run = replace(a_run(record(0, 0, 0.1, 0.2)), began=1_795_000_000.0)
     run.trace(tmp_path / "t.json", offsets=[0.0, offset], profiles=[tmp_path / "p.json"])
     events = [e for e in events_of(tmp_path / "t.json") if e["pid"] == 1 and e["ph"] == "X"]
@@ -234,7 +234,7 @@ def test_what_the_profiler_nested_to_the_nanosecond_still_nests(offset, tmp_path
     assert all(one[1] == other[0] for one, other in pairwise(inside))
 
 
-def test_a_gpu_has_a_process_of_its_own_and_two_ranks_never_the_same(tmp_path):
+def test_a_gpu_is_a_process_and_two_ranks_never_share_one(tmp_path):
     """Profiles as torch writes them on two ranks that each have the GPU 0."""
     for rank in (0, 1):
         events = [
@@ -250,8 +250,8 @@ def test_a_gpu_has_a_process_of_its_own_and_two_ranks_never_the_same(tmp_path):
                 "s": "g",
             },
         ]
-        whole = {"distributedInfo": {"rank": rank}, "baseTimeNanoseconds": 1_000_500_000_000}
-        (tmp_path / f"p{rank}.json").write_text(json.dumps(whole | {"traceEvents": events}))
+        document = {"distributedInfo": {"rank": rank}, "baseTimeNanoseconds": 1_000_500_000_000}
+        (tmp_path / f"p{rank}.json").write_text(json.dumps(document | {"traceEvents": events}))
     run = a_run(record(0, 0, 0.1, 0.2), record(1, 0, 0.1, 0.2))
     run.trace(tmp_path / "t.json", profiles=[tmp_path / "p0.json", tmp_path / "p1.json"])
     events = events_of(tmp_path / "t.json")

@@ -36,7 +36,7 @@ def shown(monkeypatch):
     return found
 
 
-def test_the_still_form_has_every_card_and_its_answer_behind_a_click(session, shown):
+def test_the_static_version_has_every_card_and_its_answer_behind_a_click(session, shown):
     cards.show_cards(session, PROVED)
     ((controls, still, text),) = shown
     assert controls == [] and still.count("<details>") == 2 and "Q13  What is ZeRO?" in text
@@ -44,11 +44,6 @@ def test_the_still_form_has_every_card_and_its_answer_behind_a_click(session, sh
     assert "What is ZeRO?" in before and "divided among the ranks" not in before
     assert "divided among the ranks" in after
     assert after.count('href="08_wall.ipynb#cell-id=abc"') == cards.MOST_PROOFS
-
-
-def test_the_still_form_is_in_chinese_where_it_is_asked_for(session, shown):
-    cards.show_cards(session, {}, "zh")
-    assert "ZeRO 是什么" in shown[0][1] and "What is ZeRO" not in shown[0][1]
 
 
 def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypatch):
@@ -97,14 +92,14 @@ def test_the_widget_speaks_chinese(session, shown, monkeypatch):
     question, _, box, writing, answer, rating = controls
     box.value = "分摊状态"
     writing.children[0].click()
-    said = " ".join([still, question.value, box.placeholder, answer.value])
-    said += " ".join(b.description for b in (*writing.children, *rating.children))
-    assert "会 · 10 分钟" in said and "由运行证明" in said
+    words = " ".join([still, question.value, box.placeholder, answer.value])
+    words += " ".join(b.description for b in (*writing.children, *rating.children))
+    assert "会 · 10 分钟" in words and "由运行证明" in words
     for english in ("Answer", "Known", "minutes", "Proved"):
-        assert english not in said
+        assert english not in words
 
 
-def test_where_nobody_sits_nothing_is_known_and_the_seed_draws_the_same(
+def test_without_a_person_nothing_is_rated_and_the_seed_draws_the_same(
     shown, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DDPZ_HOME", str(tmp_path))

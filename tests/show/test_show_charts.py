@@ -1,4 +1,4 @@
-"""Lines, bars, tables before and after, the letters of a step: what they draw and say."""
+"""Lines, bars, tables before and after, the placements of a step: what they draw and say."""
 
 import re
 from itertools import groupby
@@ -116,7 +116,7 @@ def test_bars_may_all_be_nothing(drawn):
     assert [text.get_text() for text in fig.axes[0].texts] == ["0", "0"]
 
 
-def test_idle_time_of_each_deal_and_rank():
+def test_idle_time_of_each_distribution_and_rank():
     fig, alt, table = show.idle_figure({"stride": [(1.0, 0.5), (1.5, 0)], "counter": [(2.0, 0)]})
     (axes,) = fig.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == [
@@ -154,11 +154,11 @@ def test_collectives_of_more_ranks_than_there_are_looks(drawn):
     assert table[9] == ["broadcast", 8, "80", "00"]
 
 
-# ---- the letters of a step
+# ---- the placements of a step
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_letters_change_by_transitions_and_rest_as_the_table_says(stage):
+def test_placements_change_by_transitions_and_end_as_in_the_table(stage):
     step, row = placements.moments(stage), strategy(stage)
     assert (step[-1].parameter, step[-1].optimizer) == (row.parameter, row.optimizer)
     assert step[0].parameter is row.parameter and step[0].gradient is None
@@ -182,16 +182,16 @@ def two_steps(stage):
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_the_calls_of_the_letters_are_those_of_a_real_step(stage):
+def test_the_drawn_transitions_are_the_calls_of_a_real_step(stage):
     run = dz.launch(two_steps, world_size=2, args=(stage,), backend="gloo")
     last = [span for span in run.spans if span.rank == 0][-1]
     called = [r.op for r in run.ledger if r.rank == 0 and last.started <= r.started]
     called = [ON_GLOO.get(op, op) for op in called]
-    said = [name for _, _, name in placements.changes(stage) if name != "slice"]
-    assert [op for op, _ in groupby(called)] == [op for op, _ in groupby(said)]
+    names = [name for _, _, name in placements.changes(stage) if name != "slice"]
+    assert [op for op, _ in groupby(called)] == [op for op, _ in groupby(names)]
 
 
-def test_the_figure_of_letters(drawn):
+def test_the_figure_of_placements(drawn):
     show.step_placements(0, 3, title="Two stages")
     ((fig, alt, table),) = drawn
     assert "stage 0, DDP" in alt and "parameter S R S R R S S" in alt
@@ -203,8 +203,8 @@ def test_the_figure_of_letters(drawn):
     )
     show.step_placements(0)
     (legend,) = drawn[1][0].legends
-    said = [text.get_text()[0] for text in legend.get_texts()]
-    assert said == ["R", "P"], "no letter that is not in the figure"
+    names = [text.get_text()[0] for text in legend.get_texts()]
+    assert names == ["R", "P"], "no letter that is not in the figure"
     with pytest.raises(ValueError, match="at least one stage"):
         show.step_placements()
     with pytest.raises(ValueError, match="stage must be 0"):

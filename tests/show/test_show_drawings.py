@@ -7,13 +7,12 @@ import pytest
 from ddpz_lite.course.show.lesson05 import bucket_sizes
 from ddpz_lite.course.show.lesson07 import delay, path
 from ddpz_lite.course.show.lesson09 import balance, larger_models
-from ddpz_lite.course.show.lesson10 import accumulation, ways
+from ddpz_lite.course.show.lesson10 import ways
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
     fsdp2_places,
     memory_changes,
-    side_by_side,
     watched_fsdp2,
 )
 from ddpz_lite.strategies import costs
@@ -42,13 +41,6 @@ def test_accumulation_pays_with_memory_or_with_traffic():
     assert held == costs.zero_memory(7.5e9, 64, 2)
     assert sent == pytest.approx(once * 5 / 2)  # (m + 1) Ψ against 2 Ψ
     assert ways(1e9, 8, 1)["ZeRO-2, no_sync"] == ways(1e9, 8, 1)["ZeRO-2, keep shards"]
-
-
-def test_accumulation_says_what_it_draws():
-    fig, alt, table = accumulation("7.5 B", 64, 4)
-    fig.canvas.draw()
-    assert "ZeRO-2, keep shards: 16.6 GB held" in alt
-    assert [row[0] for row in table[1:]] == list(ways(1, 1, 1))
 
 
 def test_balance_says_how_far_the_fullest_is_from_an_equal_share():
@@ -80,18 +72,6 @@ def test_changes_begin_at_forward_and_tell_the_peak(shown):
     assert table[1:] == [["parameters", 100], ["whole units", 400]]
     with pytest.raises(ValueError, match='no mark "forward"'):
         memory_changes(samples, [(3.0, "end")], alt="units come and go")
-
-
-def test_strategies_stand_side_by_side(shown):
-    one = {"parameters": 4, "gradients": 4, "optimizer": 8}
-    measured = {
-        "DDP": {"held": one, "sent": 6e6, "peak": 2e7},
-        "ZeRO-3": {"held": one, "sent": 9e6, "peak": 1e7},
-    }
-    side_by_side(measured, {"DDP": (16, 6e6), "ZeRO-3": (16, 9e6)})
-    ((alt, table),) = shown
-    assert "ZeRO-3: holds 0.00 MB, sends 9.00 MB per step, peak 10.00 MB." in alt
-    assert [row[0] for row in table] == ["strategy", "DDP", "ZeRO-3"]
 
 
 def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():

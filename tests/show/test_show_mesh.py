@@ -26,9 +26,3 @@ def test_what_crosses_nodes_is_slower_by_the_ratio_of_the_links():
     assert outside["tensor"] == pytest.approx(inside["tensor"] * mesh.NEAR / mesh.FAR)
     assert outside["compute"] == inside["compute"]
     assert mesh.held(INSIDE) == mesh.held(OUTSIDE)
-
-
-def test_the_picture_names_what_does_not_fit():
-    _, alt, table = mesh.picture([("tensor", 1), ("pipeline", 8), ("data", 8)])
-    assert "does not fit" in alt
-    assert ["tensor", 0.0, "-"] in table

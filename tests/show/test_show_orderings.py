@@ -15,13 +15,6 @@ def test_moving_a_step():
     assert steps.code == '["C", "A", "B"]'
 
 
-def test_a_step_stays_at_the_end():
-    steps = Ordering(STEPS)
-    steps.move("A", -1)
-    steps.move("C", 1)
-    assert steps.order == ["A", "B", "C"]
-
-
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="there is no step 'D'"):
         Ordering(STEPS).move("D", 1)
@@ -30,13 +23,12 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_the_buttons_move_what_stands_in_their_row():
-    pytest.importorskip("ipywidgets")
     steps = Ordering(STEPS)
-    *rows, said = _view(steps)
+    *rows, status = _view(steps)
     up, down, text = rows[2].children
     assert "add the leaves" in text.value and "Move C up" in up.tooltip
     up.click()
     assert steps.order == ["A", "C", "B"] and "pour it" in text.value
-    assert '["A", "C", "B"]' in said.value.replace("&quot;", '"')
+    assert '["A", "C", "B"]' in status.value.replace("&quot;", '"')
     down.click()
     assert steps.order == ["A", "C", "B"]  # B stands there now, at the end

@@ -29,7 +29,7 @@ def trace(world, length=None, spoil=None):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 7])
-def test_a_ring_ends_with_every_chunk_whole_and_moves_one_chunk_per_rank_and_step(world):
+def test_a_ring_reduces_every_chunk_and_moves_one_per_rank_and_step(world):
     model = RingSteps({world: trace(world, length=2 * world + 1)})
     assert (model.step, model.last, model.finished) == (0, 2 * (world - 1), 0)
     for step in range(1, model.last + 1):
@@ -80,7 +80,7 @@ def test_another_world_starts_from_the_beginning():
 
 
 @pytest.mark.parametrize(
-    ("traces", "said"),
+    ("traces", "status"),
     [
         ({}, "at least one world size"),
         ({1: trace(2)[:1]}, "2 to 7 ranks"),
@@ -91,8 +91,8 @@ def test_another_world_starts_from_the_beginning():
         ({2: [[torch.full((2,), torch.inf)], [torch.ones(2)]]}, "expected one value"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_the_cure(traces, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_is_not_a_trace_is_refused(traces, status):
+    with pytest.raises(ValueError, match=status):
         RingSteps(traces)
 
 
@@ -106,25 +106,24 @@ def test_without_a_kernel_all_steps_are_shown(monkeypatch):
 
 
 def test_the_buttons_step_and_the_words_follow(monkeypatch):
-    pytest.importorskip("ipywidgets")
     shown = []
     monkeypatch.setattr(ring, "in_notebook", lambda: True)
     monkeypatch.setattr(ring, "show_live", lambda controls, **form: shown.extend(controls))
     ring_steps({2: trace(2), 3: trace(3)})
-    worlds, buttons, said, picture = shown
+    worlds, buttons, status, picture = shown
     forward, back, start = buttons.children
     first = picture.value
     forward.click()
-    assert 'role="status"' in said.value and "Step 1 of 4" in said.value
+    assert 'role="status"' in status.value and "Step 1 of 4" in status.value
     assert picture.value != first
     back.click()
     assert picture.value == first
     forward.click()
     worlds.value = 2
-    assert "Before the first of 2 steps" in said.value
+    assert "Before the first of 2 steps" in status.value
     forward.click()
     start.click()
-    assert "Before the first" in said.value
+    assert "Before the first" in status.value
 
 
 def pass_on(chunks, out, into, add):

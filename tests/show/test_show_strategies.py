@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddpz_lite import Network
 from ddpz_lite.course.show import lesson12
 from ddpz_lite.course.show.lesson12 import LINKS, NAMES, Setting, chosen, fits, held, spent
 from ddpz_lite.strategies.costs import zero_memory
@@ -70,12 +69,3 @@ def test_the_figure_says_what_is_chosen():
     texts = [text.get_text() for text in fig.axes[0].texts]
     assert sum("chosen" in text for text in texts) == 1
     assert any("does not fit" in text for text in texts)
-
-
-def test_the_measured_figure_has_its_numbers(monkeypatch):
-    shown = []
-    monkeypatch.setattr(lesson12, "show_figure", lambda fig, **words: shown.append(words))
-    network = Network(0, 100e6, nodes=2, inter_bandwidth=10e6)
-    lesson12.link_bytes({"hybrid": {"near": 2e6, "far": 1e6, "seconds": 0.2}}, network)
-    assert "2.00 MB near, 1.00 MB far" in shown[0]["alt"]
-    assert shown[0]["table"][1] == ["hybrid", 2e6, 1e6, 0.2, pytest.approx(0.12)]

@@ -51,7 +51,7 @@ def test_it_sleeps_in_proportion_to_the_weights_before_their_gradients():
     assert ready["0.weight"] - ready["1.weight"] >= 0.25 * 0.2
 
 
-def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
+def test_a_unit_sleeps_once_before_its_backward_and_in_spans():
     def ranks_nap():
         module = show.simulate_compute_in_unit(network(), forward=0.02, backward=0.04)
         ready = []
@@ -65,7 +65,7 @@ def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
 
     clock = time.monotonic
     run = dz.launch(ranks_nap, 1)
-    assert run[0] >= 0.06  # both naps, before the gradient of the last layer
+    assert run[0] >= 0.06  # both sleeps, before the gradient of the last layer
     slept = {span.name: span.finished - span.started for span in run.spans}
     assert slept["forward"] >= 0.02 and slept["backward"] >= 0.04
     with pytest.raises(ValueError, match="must not be negative"):
@@ -73,11 +73,11 @@ def test_a_unit_naps_as_a_whole_before_its_backward_and_in_spans():
 
 
 @pytest.mark.parametrize(
-    ("module", "seconds", "said"),
+    ("module", "seconds", "complaint"),
     [(nn.Tanh(), 1.0, "no linear layer"), (network(), -1.0, "must not be negative")],
 )
-def test_what_simulate_compute_refuses(module, seconds, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_simulate_compute_refuses(module, seconds, complaint):
+    with pytest.raises(ValueError, match=complaint):
         show.simulate_compute(module, seconds, seconds)
 
 
@@ -130,10 +130,6 @@ def test_one_step_is_too_few():
     run.ledger = run.ledger[:4]
     with pytest.raises(ValueError, match="1 barriers"):
         show.fastest_step(run)
-
-
-def test_nothing_takes_no_time():
-    assert show.seconds_of(FakeRun(1)) == 0.0
 
 
 def test_what_never_ended_takes_no_time():

@@ -6,19 +6,18 @@ import itertools
 
 import pytest
 
-from ddpz_lite.course.show import figure_html
-from ddpz_lite.course.show.unit_life import KINDS, ROOT, STATES, WHOLE, calls, held, life, picture
+from ddpz_lite.course.show.unit_life import ROOT, STATES, WHOLE, calls, held, life
 
 OPTIONS = list(itertools.product((1, 2, 5), (False, True), (False, True)))
 SIZES = {ROOT: 120, "block 0": 240, "block 1": 240, "block 2": 240}
 
 
-def most_whole(moments, sizes=SIZES):
+def most_unsharded(moments, sizes=SIZES):
     return max(held(moment, sizes, 2)["whole units"] for moment in moments)
 
 
 @pytest.mark.parametrize(("blocks", "overlap", "keep"), OPTIONS)
-def test_every_unit_comes_whole_is_used_twice_and_ends_as_a_shard(blocks, overlap, keep):
+def test_every_unit_is_unsharded_used_twice_and_resharded(blocks, overlap, keep):
     moments = life(blocks, overlap, keep)
     assert set(moments[0].states.values()) == set(moments[-1].states.values()) == {"shard"}
     assert moments[-1].reduced == set(moments[-1].states)
@@ -28,7 +27,7 @@ def test_every_unit_comes_whole_is_used_twice_and_ends_as_a_shard(blocks, overla
         assert set(states) <= set(STATES)
         for before, now in itertools.pairwise(states):
             if now in ("whole", "forward", "backward"):
-                assert before in WHOLE  # nobody computes with a shard
+                assert before in WHOLE  # no unit computes with a shard
         assert {"forward", "backward"} <= set(states)
 
 
@@ -44,14 +43,14 @@ def test_number_and_order_of_collectives(blocks, overlap, keep):
 
 
 @pytest.mark.parametrize(
-    ("overlap", "keep", "whole"),
+    ("overlap", "keep", "size"),
     [(False, False, 120 + 240), (True, False, 120 + 480), (False, True, 840), (True, True, 840)],
 )
-def test_what_is_whole_at_the_worst_moment(overlap, keep, whole):
-    assert most_whole(life(3, overlap, keep)) == whole
+def test_what_is_unsharded_at_the_peak(overlap, keep, size):
+    assert most_unsharded(life(3, overlap, keep)) == size
 
 
-def test_gradients_are_whole_and_then_shards():
+def test_gradients_are_full_and_then_shards():
     moments = life(3, overlap=True)
     last = held(moments[-1], SIZES, 4)
     assert last["whole gradients"] == 0 and last["shards of gradients"] == 840 / 4
@@ -59,11 +58,11 @@ def test_gradients_are_whole_and_then_shards():
     first = next(m for m in moments if "block 2 computes backward" in m.text)
     assert held(first, SIZES, 4)["whole gradients"] == 240 + 120  # the head's are there already
     second = next(m for m in moments if "block 1 computes backward" in m.text)
-    assert held(second, SIZES, 4)["whole gradients"] == 480 + 120  # block 2 is on its way
+    assert held(second, SIZES, 4)["whole gradients"] == 480 + 120  # that of block 2 is in flight
 
 
 def test_overlap_hides_all_gathers_but_the_first_of_each_pass():
-    """Moments in which ranks only wait: nobody computes."""
+    """Moments in which ranks only wait."""
     for overlap, waits in ((False, 3 * 3 + 2), (True, 4)):
         idle = [
             m
@@ -71,18 +70,3 @@ def test_overlap_hides_all_gathers_but_the_first_of_each_pass():
             if m.calls and not {"forward", "backward"} & {*m.states.values()}
         ]
         assert len(idle) == waits
-
-
-def test_the_picture_says_what_it_shows():
-    fig, alt, table = picture(9, SIZES, 2, overlap=True)
-    assert "One of 2 ranks holds" in alt and "block 2" in alt
-    assert [row[0] for row in table[1:]] == list(SIZES)
-    html = figure_html(fig, alt=alt, table=table)
-    assert html.startswith("<figure")
-    assert "the optimizer steps" in picture(999, SIZES, 2)[1]
-    assert set(held(life(1)[0], {ROOT: 1, "block 0": 2}, 2)) == set(KINDS)
-
-
-def test_a_model_without_blocks_is_refused():
-    with pytest.raises(ValueError, match="at least one block, got 0"):
-        life(0)

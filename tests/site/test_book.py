@@ -32,7 +32,7 @@ NOTEBOOKS = sorted([*ROOT.glob("lessons/*.ipynb"), *ROOT.glob("exercises/*.ipynb
 
 @pytest.fixture(autouse=True)
 def beside(monkeypatch):
-    """build.py finds states.py beside it, as when it is run."""
+    """build.py finds states.py next to it, as when it is run."""
     monkeypatch.syspath_prepend(BOOK)
 
 
@@ -77,7 +77,7 @@ Raises: ValueError if `|x|` is 2*Ψ."""
     ]
 
 
-def test_a_docstring_that_is_no_list_of_names_is_refused():
+def test_a_docstring_that_is_not_a_list_of_names_is_refused():
     with pytest.raises(ValueError, match="a name and its meaning, got 'world size'"):
         load("docstrings").as_rst(["Args:", "    world size"])
 
@@ -114,8 +114,8 @@ def test_no_position_of_a_slider_is_dead_and_the_sizes_are_those_of_the_lesson()
     for moments in (moments for by_keep in found["states"] for moments in by_keep):
         assert len(set(moments)) == len(moments) > 10
         assert f"Moment {len(moments) - 1} of {len(moments) - 1}:" in moments[-1]
-    said = re.search(r"One of 4 ranks holds ([\d.]+ MB)", stored)[1]
-    assert f"One rank holds {said}" in found["states"][1][0][11], "as the still picture says"
+    found_text = re.search(r"One of 4 ranks holds ([\d.]+ MB)", stored)[1]
+    assert f"One rank holds {found_text}" in found["states"][1][0][11], "as the still picture says"
 
 
 def test_the_states_of_the_calculator_say_what_it_says():
@@ -124,7 +124,7 @@ def test_the_states_of_the_calculator_say_what_it_says():
     found = states.calculate()
     job = calculator.Job(calculator.MODELS["6.7 B"], 8, 3, windows=4)
     assert calculator.advice(job, 80e9) in html.unescape(found["states"][0][0][3][0][1])
-    assert [len(knob["values"]) for knob in found["sliders"]] == [1, 1, 4, 2, 3]
+    assert [len(control["values"]) for control in found["sliders"]] == [1, 1, 4, 2, 3]
 
 
 # ---- the site ----
@@ -144,17 +144,17 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        said = dict(attrs)
+        found_text = dict(attrs)
         self._in_title |= tag == "h1"
-        self.ids |= {said[name] for name in ("id", "name") if said.get(name)}
-        if tag == "a" and "href" in said:
-            self.links.append(said["href"])
-        elif tag == "link" and said.get("rel") not in ("search", "next", "prev", "index"):
-            self.fetched.append(said["href"])
-        elif "src" in said:
-            self.fetched.append(said["src"])
+        self.ids |= {found_text[name] for name in ("id", "name") if found_text.get(name)}
+        if tag == "a" and "href" in found_text:
+            self.links.append(found_text["href"])
+        elif tag == "link" and found_text.get("rel") not in ("search", "next", "prev", "index"):
+            self.fetched.append(found_text["href"])
+        elif "src" in found_text:
+            self.fetched.append(found_text["src"])
         if tag == "img":
-            self.alts.append(said.get("alt"))
+            self.alts.append(found_text.get("alt"))
 
     def handle_endtag(self, tag):
         self._in_title &= tag != "h1"
@@ -264,7 +264,7 @@ def test_every_public_name_has_its_place_and_its_source(site):
 
 
 @pytest.mark.skipif(machine.browser() is None, reason="no Chromium on this machine")
-def test_a_browser_asks_nobody_else_and_has_no_complaint(site):
+def test_a_browser_fetches_nothing_else_and_reports_no_error(site):
     from playwright.sync_api import sync_playwright
 
     asked, complaints = [], []
@@ -305,12 +305,12 @@ def turns(page, site):
         page.goto(site[f"lessons/{name}.html"].path.as_uri())
         widget = page.locator(".dz-states")
         assert not widget.locator("xpath=..").locator("figure").first.is_visible(), "the still one"
-        slider, said = widget.locator("input"), widget.get_by_role("status")
+        slider, found_text = widget.locator("input"), widget.get_by_role("status")
         slider.press("Home")
-        shown = [said.inner_text()]
+        shown = [found_text.inner_text()]
         for _ in range(int(slider.get_attribute("max"))):
             slider.press("ArrowRight")
-            shown.append(said.inner_text())
+            shown.append(found_text.inner_text())
         yield name, shown
     page.goto(site["lessons/08_the_memory_wall.html"].path.as_uri())
     widget = page.locator(".dz-states")
@@ -353,9 +353,9 @@ def test_the_home_shows_what_this_is_and_each_page_leads_on(site):
     assert "A hang becomes a sentence." in text
     assert "Exercises are judged by what they teach" in text
     assert 'data-states="calculator"' in text and "favicon.svg" in text
-    said = re.sub(r"<[^>]+>", "", install.path.read_text(encoding="utf-8"))
+    found_text = re.sub(r"<[^>]+>", "", install.path.read_text(encoding="utf-8"))
     for words in ("make lab", "Select Kernel", "TORCH=cuda", "no module ensurepip"):
-        assert words in said
+        assert words in found_text
     lesson = site["lessons/05_ddp.html"]
     onward = re.findall(r'class="(?:next|prev)-page" href="([^"]+)"', lesson.path.read_text())
     assert set(onward) == {"05b_ddp_in_practice.html", "04b_loaders_and_skew.html"}

@@ -155,7 +155,7 @@ def lab(tmp_path_factory):
 
 
 def isolated(home: Path) -> dict[str, str]:
-    """An environment in which JupyterLab finds nobody's settings but the test's."""
+    """An environment in which JupyterLab finds only the test's settings."""
     folders = {
         "JUPYTER_CONFIG_DIR": home / "config",
         "JUPYTER_DATA_DIR": home / "data",
@@ -187,7 +187,7 @@ def make_notebook(path: Path, sources: list[str]) -> None:
 
 
 def free_port() -> int:
-    """A free port below those that the system hands out, so that no test beside us is given it."""
+    """A free port below those that the system hands out, so that no test next to us is given it."""
     while True:
         port = random.randrange(20_000, 30_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -216,7 +216,7 @@ def browser():
 
 
 def opened(browser, lab: str, notebook: str):
-    """A notebook in a page of its own. `page.complaints` is what the console said."""
+    """A notebook in its own page. `page.complaints` is what the console said."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.complaints = []
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
@@ -259,16 +259,16 @@ def press_run_all(page) -> None:
 def run_all(page) -> None:
     """Run all cells, and wait until every cell has a number.
 
-    A cell that measures what nobody has predicted asks for a number first: it gets one.
+    A cell that measures what was not predicted asks for a number first: it gets one.
     """
     press_run_all(page)
     deadline = time.monotonic() + LESSON_RUN
     prompts = page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt")
-    while not all_ran(said := prompts.all_inner_texts()):
+    while not all_ran(shown := prompts.all_inner_texts()):
         if errors := page.locator(STDERR).all_inner_texts():
             pytest.fail(f"a cell failed:\n{errors[0]}")
         if time.monotonic() > deadline:
-            pytest.fail(f"after {LESSON_RUN} s the cells' numbers are {said}")
+            pytest.fail(f"after {LESSON_RUN} s the cells' numbers are {shown}")
         if (asked := page.locator(".jp-Stdin-input")).count():
             asked.first.fill("1")
             asked.first.press("Enter")
@@ -279,7 +279,7 @@ def run_all(page) -> None:
 def all_ran(prompts: list[str]) -> bool:
     """Whether the prompts are [1]:, [2]: ... A cell whose source is hidden has an empty one."""
     wanted = [f"[{number}]:" for number in range(1, len(prompts) + 1)]
-    return all(said in ("", number) for said, number in zip(prompts, wanted, strict=True))
+    return all(shown in ("", number) for shown, number in zip(prompts, wanted, strict=True))
 
 
 def live(page, *, having: str):
@@ -308,17 +308,17 @@ def test_every_cell_ran_without_an_error(page):
 def test_a_quiz_explains_wrong_answers_and_the_right_one(page):
     quiz = live(page, having=".dz-choice")
     question = quiz.locator(".widget-vbox").filter(has=page.locator(".dz-choice")).first
-    choices, said = question.locator(".dz-choice"), question.get_by_role("alert")
+    choices, shown = question.locator(".dz-choice"), question.get_by_role("alert")
     score = quiz.get_by_role("status")
-    assert said.count() == 0 and score.inner_text().startswith("0 of ")
+    assert shown.count() == 0 and score.inner_text().startswith("0 of ")
 
     def answer(choice: int) -> str:
         """Choose by keyboard; the explanation that comes."""
-        before = said.inner_text() if said.count() else ""
+        before = shown.inner_text() if shown.count() else ""
         choices.nth(choice).focus()
         page.keyboard.press("Enter")
         return until(
-            lambda: said.inner_text() if said.count() else "",
+            lambda: shown.inner_text() if shown.count() else "",
             lambda now: now not in ("", before),
             f"no new explanation after answer {choice}",
         )
@@ -371,37 +371,39 @@ def pictured(widget) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize("name", KNOBS)
-def test_every_knob_is_named_and_turns_by_keyboard(widgets, name):
+def test_every_slider_is_named_and_moves_by_keyboard(widgets, name):
     explorer = widget(widgets, name)
-    knobs = [explorer.locator("select, [role=slider]").nth(i) for i in range(len(KNOBS[name]))]
-    roles = ["combobox" if k.evaluate("it => it.tagName") == "SELECT" else "slider" for k in knobs]
+    sliders = [explorer.locator("select, [role=slider]").nth(i) for i in range(len(KNOBS[name]))]
+    roles = [
+        "combobox" if k.evaluate("it => it.tagName") == "SELECT" else "slider" for k in sliders
+    ]
     wanted = []
     for label, role in zip(KNOBS[name], roles, strict=True):
         wanted += [label, f"{label} (number)"] if role == "slider" else [label]
-    assert names_that_tab_reaches(widgets, knobs[0]) == wanted
-    for knob, role, label in zip(knobs, roles, KNOBS[name], strict=True):
+    assert names_that_tab_reaches(widgets, sliders[0]) == wanted
+    for slider, role, label in zip(sliders, roles, KNOBS[name], strict=True):
         assert explorer.get_by_role(role, name=label).count() == 1, "no name for a screen reader"
-        turn(explorer, knob, label, arrow(knob, role))
+        turn(explorer, slider, label, arrow(slider, role))
 
 
-def turn(explorer, knob, label: str, key: str) -> None:
+def turn(explorer, slider, label: str, key: str) -> None:
     """Press a key on a knob; wait until the picture is another one and the line under it, too."""
-    before, said = pictured(explorer), explorer.get_by_role("status").inner_text()
-    knob.press(key)
+    before, shown = pictured(explorer), explorer.get_by_role("status").inner_text()
+    slider.press(key)
     until(
         lambda: (pictured(explorer)[0], explorer.get_by_role("status").inner_text()),
-        lambda now: now[0] != before[0] and now[1] != said,
+        lambda now: now[0] != before[0] and now[1] != shown,
         f"the picture and the line under it stayed as they were when {label!r} was turned",
     )
     assert pictured(explorer)[1].strip()
 
 
-def arrow(knob, role: str) -> str:
+def arrow(slider, role: str) -> str:
     """The arrow key that has somewhere to go."""
     if role == "combobox":
-        at_the_end = knob.evaluate("it => it.selectedIndex === it.length - 1")
+        at_the_end = slider.evaluate("it => it.selectedIndex === it.length - 1")
         return "ArrowUp" if at_the_end else "ArrowDown"
-    at_the_end = knob.get_attribute("aria-valuenow") == knob.get_attribute("aria-valuemax")
+    at_the_end = slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemax")
     return "ArrowLeft" if at_the_end else "ArrowRight"
 
 
@@ -437,17 +439,17 @@ def test_tab_reaches_the_answers_of_a_quiz_and_enter_gives_one(widgets):
     assert len(names) == 9 and [name[:2] for name in names] == ["a)", "b)", "c)"] * 3
     answers.nth(1).focus()
     widgets.keyboard.press("Enter")
-    until(quiz.get_by_role("alert").all_inner_texts, lambda said: len(said) == 1, "explanations")
+    until(quiz.get_by_role("alert").all_inner_texts, lambda shown: len(shown) == 1, "explanations")
     until(answers.nth(1).inner_text, lambda text: text[0] in "✓✗", "the answer's own mark")
 
 
-def test_a_live_widget_hides_its_still_form(widgets):
+def test_a_live_widget_hides_its_static_version(widgets):
     stills = widgets.locator(".dz-still")
     assert stills.count() == len(PLACES) == widgets.locator(".dz-live").count()
     assert not any(still.is_visible() for still in stills.all())
 
 
-# ---- an exercise that nobody has solved yet ----
+# ---- an unsolved exercise ----
 
 
 def test_a_check_of_an_empty_answer_says_where_to_begin(browser, lab):

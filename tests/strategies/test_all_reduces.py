@@ -64,8 +64,8 @@ def test_halving_adds_up_in_few_rounds(world):
     sends = [sum(r.op == "send" and r.rank == rank for r in run.ledger) for rank in range(world)]
     assert max(sends) <= most
     if power == world:
-        whole = 2 * LENGTH * 4 * (world - 1) // world
-        assert [sum(run.bytes_sent()[rank].values()) for rank in range(world)] == [whole] * world
+        total = 2 * LENGTH * 4 * (world - 1) // world
+        assert [sum(run.bytes_sent()[rank].values()) for rank in range(world)] == [total] * world
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
@@ -91,7 +91,7 @@ def test_halving_inside_a_group():
 
 
 def refused():
-    said = []
+    messages = []
     for call in (
         lambda: halving_doubling_all_reduce(torch.ones(2, 2)),
         lambda: hierarchical_all_reduce(torch.ones(4, 2).t(), dist.group.WORLD, dist.group.WORLD),
@@ -99,10 +99,10 @@ def refused():
         try:
             call()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def test_what_they_refuse_has_a_cure():
-    (said,) = dz.launch(refused, 1)
-    assert len(said) == 2 and all("Fix: " in words for words in said)
+    (messages,) = dz.launch(refused, 1)
+    assert len(messages) == 2 and all("Fix: " in words for words in messages)

@@ -78,8 +78,8 @@ def trained(pipe: Any, optimizer: Any, mesh: Any, steps: range) -> list[float]:
     """Two steps of the pipeline for an update, each with micro-batches of unequal size."""
     norms, data = [], mesh["data"]
     for step in steps:
-        mine = (t.chunk(data.size())[data.get_local_rank()] for t in batch_of(step))
-        for x, y in zip(*(t.chunk(2) for t in mine), strict=True):
+        local = (t.chunk(data.size())[data.get_local_rank()] for t in batch_of(step))
+        for x, y in zip(*(t.chunk(2) for t in local), strict=True):
             pipe.step(x, y, lambda out, y: dz.next_token_loss(out, y) / 2)
         norms.append(optimizer.clip_grad_norm_(CLIP).item())
         optimizer.step()
@@ -98,17 +98,17 @@ def on_mesh(shape: tuple[int, int, int], stages: tuple[int, ...], folder: str) -
         norms += trained(pipe, optimizer, mesh, range(2, STEPS))
         saving.wait()
         dz.save_safetensors(f"{folder}/{stage}.safetensors", pipe)
-        whole = dz.full_state_dict(pipe)
+        full = dz.full_state_dict(pipe)
 
         other, steps, mesh = built(shape, stage)
         assert dz.load_checkpoint(f"{folder}/alone", other, steps) == {"done": 2}
         last = trained(other, steps, mesh, range(2, STEPS))
-        out[stage] = whole, norms
+        out[stage] = full, norms
         out[stage, "loaded"] = dz.full_state_dict(other), [*norms[:2], *last]
 
-        dz.load_full_state_dict(other, whole)
+        dz.load_full_state_dict(other, full)
         again = dz.full_state_dict(other)
-        assert all(torch.equal(again[name], value) for name, value in whole.items())
+        assert all(torch.equal(again[name], value) for name, value in full.items())
     return out
 
 

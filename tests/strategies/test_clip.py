@@ -17,9 +17,9 @@ NORMS = (2.0, 1.0, 3.0, float("inf"))
 def sharded_norms() -> dict[float, tuple[float, list[float]]]:
     comm, out = Comm(), {}
     for norm_type in NORMS:
-        whole = torch.arange(1.0, 13.0).sub_(5.5)
+        unsharded = torch.arange(1.0, 13.0).sub_(5.5)
         param = nn.Parameter(torch.zeros(12 // comm.world))
-        param.grad = comm.shard(whole).clone()
+        param.grad = comm.shard(unsharded).clone()
         if dist.get_rank() == 0 and comm.world > 1:
             nothing = nn.Parameter(torch.zeros(0))  # a rank may hold nothing of a parameter
             norm = clip_grad_norm_([param, nothing], 2.0, norm_type, comm)

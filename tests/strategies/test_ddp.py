@@ -115,9 +115,9 @@ def uneven_batches() -> list[float]:
         model, optimizer = parallelize(copy.deepcopy(plain), torch.optim.SGD, stage, lr=0.5)
         alone = torch.optim.SGD(plain.parameters(), lr=0.5)
         for turn in range(3):
-            mine = data[rank]
-            x = mine[min(turn, len(mine) - 1)]  # run out: the last one again, with no weight
-            count = len(x) if turn < len(mine) else 0
+            local = data[rank]
+            x = local[min(turn, len(local) - 1)]  # run out: the last one again, with no weight
+            count = len(x) if turn < len(local) else 0
             (model(x).mean() * model.batch_weight(count)).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -130,9 +130,9 @@ def uneven_batches() -> list[float]:
 
 
 def test_uneven_batches_and_a_rank_that_runs_out_give_the_global_mean():
-    for *gaps, nobody in dz.launch(uneven_batches, 2):
+    for *gaps, without in dz.launch(uneven_batches, 2):
         assert max(gaps) < 1e-6
-        assert "end the loop when no rank has a batch left" in nobody
+        assert "end the loop when no rank has a batch left" in without
 
 
 def reentrant() -> dict[tuple[int, bool], tuple[float, bool]]:
@@ -228,7 +228,7 @@ class Breaks(torch.autograd.Function):
 
 
 def after_an_exception() -> list[float]:
-    """Distance from one process after a backward that raised with a reduction under way."""
+    """Distance from one process after a backward that raised with a reduction in flight."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     model = DDP(copy.deepcopy(plain), bucket_mb=1e-5)  # a bucket for each parameter

@@ -32,8 +32,8 @@ def begin() -> None:
 
 def step_of(run: dz.Run, rank: int = 0) -> list:
     """The records of a rank after the last mark."""
-    mine = [record for record in run.ledger if record.rank == rank]
-    return mine[max(i for i, r in enumerate(mine) if r.dtype == MARK) + 1 :]
+    own_records = [record for record in run.ledger if record.rank == rank]
+    return own_records[max(i for i, r in enumerate(own_records) if r.dtype == MARK) + 1 :]
 
 
 def backward(model: nn.Module) -> None:
@@ -73,8 +73,8 @@ def in_int8(stage, mesh_shape: tuple[int, ...]) -> dict[str, object]:
     exact = torch.optim.SGD(plain.parameters(), **options)
     for step in range(4):
         before = full_state_dict(model)
-        with model.summon(writeback=True) as whole:  # changes nothing, so writes nothing
-            seen.load_state_dict(whole.state_dict())
+        with model.summon(writeback=True) as full:  # changes nothing, so writes nothing
+            seen.load_state_dict(full.state_dict())
         digest = torch.cat([value.flatten() for value in seen.state_dict().values()])
         first = digest.clone()
         dist.broadcast(first, 0)
@@ -94,8 +94,8 @@ def in_int8(stage, mesh_shape: tuple[int, ...]) -> dict[str, object]:
         exact.step()
         plain_state = {name: value.clone() for name, value in plain.state_dict().items()}
         out[f"stepped {step}"] = distance(full_state_dict(model), plain_state) < 2e-6
-    with model.summon(writeback=True) as whole, torch.no_grad():
-        whole.norm.bias[0] = 3.0
+    with model.summon(writeback=True) as full, torch.no_grad():
+        full.norm.bias[0] = 3.0
     state, changed = full_state_dict(model), {n: v.clone() for n, v in plain_state.items()}
     changed["norm.bias"][0] = 3.0
     out["one is written"] = distance(state, changed) < 2e-6
@@ -109,7 +109,7 @@ def in_int8(stage, mesh_shape: tuple[int, ...]) -> dict[str, object]:
 def test_compute_sees_rounded_parameters_and_the_step_exact_ones(stage, shape):
     world = torch.Size(shape).numel()
     for out in dz.launch(in_int8, world, args=(stage, shape), record=False):
-        wrong = {name for name, said in out.items() if said is not True}
+        wrong = {name for name, result in out.items() if result is not True}
         assert wrong == (set() if world > 1 else {f"rounded {step}" for step in range(4)})
 
 
@@ -222,7 +222,7 @@ def test_a_second_copy_changes_no_result_and_is_kept_until_backward():
     for out in dz.launch(second_copy, 4, record=False):
         gaps = {name: out.pop(name) for name in ("gpt", "awkward", "checkpointed", "mesh")}
         assert gaps == dict.fromkeys(gaps, 0.0)
-        assert {name: said for name, said in out.items() if said is not True} == {}
+        assert {name: result for name, result in out.items() if result is not True} == {}
 
 
 def far_and_near(options: dict) -> int:

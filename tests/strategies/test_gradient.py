@@ -170,8 +170,8 @@ def read_on_rank_0() -> dict[str, Any]:
 
 def test_reading_a_gradient_never_communicates():
     for out in dz.launch(read_on_rank_0, 3, record=False):
-        assert "this rank's own gradient" in (said := out.pop("clamp")), said
-        assert "Fix: optimizer.finalize_grads()" in said
+        assert "this rank's own gradient" in (message := out.pop("clamp")), message
+        assert "Fix: optimizer.finalize_grads()" in message
         assert "computed from a gradient that is not final" in out.pop("derived")
         assert all(out.values()), out
 
@@ -308,11 +308,11 @@ def on_axes(shape: tuple[int, int], kind: str, stage: int) -> dict[str, Any]:
     """Three steps on (data, `kind`), clipped and scaled by torch; the second meets an inf."""
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", kind))
-    whole, plain = gpt(), gpt()
+    unsharded, plain = gpt(), gpt()
     if kind == "tensor":
-        model = dz.tensor_parallel(whole, mesh["tensor"])
+        model = dz.tensor_parallel(unsharded, mesh["tensor"])
     else:
-        model = dz.Pipeline(gpt_stages(whole, shape[1]), one_f_one_b(shape[1], 2), mesh["pipe"])
+        model = dz.Pipeline(gpt_stages(unsharded, shape[1]), one_f_one_b(shape[1], 2), mesh["pipe"])
     options = {"lr": 0.5, "mesh": mesh, "bucket_mb": 1e-3}  # stages have many buckets, not as many
     model, optimizer = parallelize(model, torch.optim.SGD, stage, **options)
     alone, out = torch.optim.SGD(plain.parameters(), lr=0.5), {}

@@ -200,27 +200,27 @@ def test_parity_with_torchs_hooks(world):
         torch.testing.assert_close(*out["under no_sync"], atol=1e-6, rtol=1e-5)
         numel, columns = 6 * 9 + 9 + 9 * 5 + 5, 6 + 9
         assert out["memory"] == 4 * (numel + RANK * columns)
-        assert all("complex64" in said for said in out["wrong"])
+        assert all("complex64" in messages for messages in out["wrong"])
 
 
 def with_replicas() -> list[str]:
     mesh = init_device_mesh("cpu", (2, 2))
-    said = []
+    messages = []
     for hook in HOOKS.values():
-        said.append(raised(lambda hook=hook: dz.DDP(model_of(), mesh=mesh, comm_hook=hook)))
-        if not said[-1]:
+        messages.append(raised(lambda hook=hook: dz.DDP(model_of(), mesh=mesh, comm_hook=hook)))
+        if not messages[-1]:
             exact, model = (
                 dz.DDP(model_of(), mesh=mesh),
                 dz.DDP(model_of(), mesh=mesh, comm_hook=hook),
             )
             torch.testing.assert_close(trained(model, 1), trained(exact, 1), atol=0.05, rtol=0)
-    return said
+    return messages
 
 
 def test_a_mesh_of_two_dimensions_and_wrong_arguments():
-    for said in dz.launch(with_replicas, 4):
-        assert [bool(words) for words in said] == [False, False, True, True, True, False]
-        assert "Fix: Rounded or PowerSGD" in said[2]
+    for messages in dz.launch(with_replicas, 4):
+        assert [bool(words) for words in messages] == [False, False, True, True, True, False]
+        assert "Fix: Rounded or PowerSGD" in messages[2]
     for make in (
         lambda: Rounded(torch.float32),
         lambda: Int8(6),

@@ -119,8 +119,8 @@ def outer_by_hand(world: int) -> torch.Tensor:
 def calls_in(run: dz.Run, name: str, rank: int) -> list[int]:
     """Elements of the all-reduces that this rank made in a span."""
     span = next(s for s in run.spans if (s.rank, s.name) == (rank, name))
-    mine = [r for r in run.ledger if (r.rank, r.op) == (rank, "all_reduce")]
-    return [r.elements for r in mine if span.started <= r.started <= span.finished]
+    records = [r for r in run.ledger if (r.rank, r.op) == (rank, "all_reduce")]
+    return [r.elements for r in records if span.started <= r.started <= span.finished]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

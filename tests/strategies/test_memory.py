@@ -135,7 +135,7 @@ def wide(layers: int) -> nn.Module:
 @pytest.mark.parametrize("fake_world", [4], indirect=True)
 @pytest.mark.parametrize("layers", [4, 8])
 def test_zero3_peak_is_shards_and_two_units(fake_world, layers):
-    """Shards of parameters and gradients, two units with gradients, and one reduction on its way.
+    """Shards of parameters and gradients, two units with gradients, and one reduction in flight.
 
     One sample, so that activations are nothing beside a unit of 64 x 64.
     """

@@ -183,8 +183,8 @@ def traffic(stage, shape: tuple[int, int], *args, **options) -> tuple[dict[str, 
     """(facts, bytes to other nodes, bytes inside) of rank 0's second step."""
     world = shape[0] * shape[1]
     run = dz.launch(one_step, world, args=(stage, shape, *args), kwargs=options, network=NODES)
-    mine = [record for record in run.ledger if record.rank == 0]
-    step = mine[max(i for i, r in enumerate(mine) if r.dtype == "float64") + 1 :]
+    local = [record for record in run.ledger if record.rank == 0]
+    step = local[max(i for i, r in enumerate(local) if r.dtype == "float64") + 1 :]
     far = sum(r.bytes_far for r in step)
     return run[0], far, sum(r.bytes_sent for r in step) - far
 
@@ -264,18 +264,18 @@ def gradients() -> dict[str, object]:
     everyone = [torch.empty_like(norms) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, norms)
     out["equal"] = all(torch.equal(one, norms) for one in everyone)
-    with model.summon(writeback=True) as whole, torch.no_grad():
-        whole.norm.bias.fill_(3.0)
+    with model.summon(writeback=True) as unsharded, torch.no_grad():
+        unsharded.norm.bias.fill_(3.0)
     out["written"] = dz.full_state_dict(model)["norm.bias"].tolist() == [3.0] * 10
-    with model.summon() as whole:
-        out["seen by all"] = whole.norm.bias.tolist() == [3.0] * 10
+    with model.summon() as unsharded:
+        out["seen by all"] = unsharded.norm.bias.tolist() == [3.0] * 10
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(2.0)
-    out["told"] = "changed outside of a step" in raised(lambda: model(x))
+    out["reported"] = "changed outside of a step" in raised(lambda: model(x))
     optimizer.publish()
-    with model.summon() as whole:
-        out["published"] = all((param == 2.0).all() for param in whole.parameters())
+    with model.summon() as unsharded:
+        out["published"] = all((param == 2.0).all() for param in unsharded.parameters())
     copied = copy.deepcopy(next(model.parameters()))
     out["copied"] = type(copied) is nn.Parameter
     return out
@@ -283,7 +283,7 @@ def gradients() -> dict[str, object]:
 
 def test_a_gradient_that_waits_is_final_when_it_is_read():
     for out in dz.launch(gradients, 4, record=False):
-        assert {name: said for name, said in out.items() if said is not True} == {}
+        assert {name: result for name, result in out.items() if result is not True} == {}
 
 
 class Exploding(nn.Module):
@@ -414,11 +414,11 @@ def refusals() -> dict[str, str]:
 
 
 def test_wrong_pairs_name_the_cure():
-    for said in dz.launch(refusals, 4, record=False):
-        assert "2 dimensions, a stage for each (replicate, shard), got 1" in said["one axis"]
-        assert "init_device_mesh(device, (replicas, shards))" in said["no mesh"]
-        assert "outside it must be 0 (DDP) or 1 (ZeRO-1)" in said["outside"]
-        assert "stage=(0, 1) on a mesh with its axes exchanged" in said["inside"]
-        assert "a number or two of them" in said["three"]
-        assert "stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got 4" in said["unknown"]
-        assert said["cut"] == "4"
+    for result in dz.launch(refusals, 4, record=False):
+        assert "2 dimensions, a stage for each (replicate, shard), got 1" in result["one axis"]
+        assert "init_device_mesh(device, (replicas, shards))" in result["no mesh"]
+        assert "outside it must be 0 (DDP) or 1 (ZeRO-1)" in result["outside"]
+        assert "stage=(0, 1) on a mesh with its axes exchanged" in result["inside"]
+        assert "a number or two of them" in result["three"]
+        assert "stage must be 0 (DDP), 1, 2 or 3 (ZeRO), got 4" in result["unknown"]
+        assert result["cut"] == "4"

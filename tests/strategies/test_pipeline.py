@@ -104,9 +104,9 @@ def against_torch(world: int) -> None:
         schedule.step(*([x] if first else []), target=y if last else None, losses=losses)
         if last:
             torch.testing.assert_close(loss, torch.stack(losses).mean())
-        mine, other = gradients(pipe.stage), gradients(own)
-        assert mine.keys() == other.keys()
-        assert all(torch.equal(mine[name], other[name]) for name in mine)
+        local, other = gradients(pipe.stage), gradients(own)
+        assert local.keys() == other.keys()
+        assert all(torch.equal(local[name], other[name]) for name in local)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

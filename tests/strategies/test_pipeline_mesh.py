@@ -195,10 +195,10 @@ def wrong_loss(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "complaint"),
     [("tuple", "(tensor"), ("float", "3.32"), ("rows", "a tensor of shape (6, 4)")],
 )
-def test_a_loss_that_is_not_one_number_is_refused(what, said):
+def test_a_loss_that_is_not_one_number_is_refused(what, complaint):
     with pytest.raises(dz.RankFailed, match=r"loss_fn returned .*one number as a tensor") as caught:
         dz.launch(wrong_loss, 2, args=(what,))
-    assert said in str(caught.value)
+    assert complaint in str(caught.value)

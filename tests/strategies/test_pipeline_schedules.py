@@ -74,11 +74,11 @@ def alive(world: int, m: int) -> dict[str, tuple[int, int]]:
     for name, schedule in schedules(world, m).items():
         counts: Counter[str] = Counter()
         stages = linears(world * chunks(name), counts)
-        whole = nn.Sequential(*linears(len(stages), Counter()))
-        nn.functional.mse_loss(whole(x), x).backward()
+        alone = nn.Sequential(*linears(len(stages), Counter()))
+        nn.functional.mse_loss(alone(x), x).backward()
         pipe = dz.Pipeline(stages, schedule)
         pipe.step(x, x, nn.functional.mse_loss)
-        for stage, right in zip(stages, whole, strict=True):
+        for stage, right in zip(stages, alone, strict=True):
             for got, want in zip(stage.parameters(), right.parameters(), strict=True):
                 if got.grad is not None:  # this rank's
                     torch.testing.assert_close(got.grad, want.grad, rtol=1e-4, atol=1e-7)
@@ -145,16 +145,16 @@ def with_tuples(world: int) -> None:
     a, b = torch.arange(24.0).view(8, 3) / 24, torch.arange(40.0).view(8, 5) / 40
     inputs = a, b, torch.arange(8).remainder(3)[:, None]
     for name, schedule in schedules(world, world).items():
-        whole, values = pairs(world * chunks(name)), inputs
-        for stage in whole:
+        alone, values = pairs(world * chunks(name)), inputs
+        for stage in alone:
             values = stage(*values)
         nn.functional.mse_loss(values, a).backward()
-        stages = pairs(len(whole))
+        stages = pairs(len(alone))
         pipe = dz.Pipeline(stages, schedule)
         pipe.step(inputs, a, nn.functional.mse_loss)
-        for index in range(dist.get_rank(), len(whole), world):
+        for index in range(dist.get_rank(), len(alone), world):
             for got, want in zip(
-                stages[index].parameters(), whole[index].parameters(), strict=True
+                stages[index].parameters(), alone[index].parameters(), strict=True
             ):
                 if want.grad is None:  # nothing that follows uses it
                     assert got.grad is None or not got.grad.any()

@@ -243,7 +243,7 @@ def test_the_loss_scale_of_one_model_does_not_reach_another_or_an_input():
 
 
 class Hides(nn.Module):
-    """Its output is in an object of a class of its own."""
+    """Its output is an object of its own class."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -144,8 +144,8 @@ def seeds() -> range:
 @pytest.mark.timeout(0 if "PROGRAMS" in os.environ else 300)
 @pytest.mark.parametrize("world", WORLDS)
 def test_random_programs(world):
-    mine = [seed for seed in seeds() if drawn(seed).world == world]
-    run = dz.launch(run_all, world, args=(mine,), record=False, timeout=60 + 4 * len(mine))
+    own = [seed for seed in seeds() if drawn(seed).world == world]
+    run = dz.launch(run_all, world, args=(own,), record=False, timeout=60 + 4 * len(own))
     for rank, wrong in enumerate(run):
-        told = {seed: (said, drawn(seed)) for seed, said in wrong.items()}
-        assert not told, f"rank {rank}: {told}"
+        failures = {seed: (text, drawn(seed)) for seed, text in wrong.items()}
+        assert not failures, f"rank {rank}: {failures}"

@@ -173,5 +173,5 @@ def test_random_programs_on_meshes():
     chosen = list(seeds())
     run = dz.launch(run_all, WORLD, args=(chosen,), record=False, timeout=60 + 4 * len(chosen))
     for rank, wrong in enumerate(run):
-        told = {seed: (text, drawn(seed)) for seed, text in wrong.items()}
-        assert not told, f"rank {rank}: {told}"
+        failures = {seed: (text, drawn(seed)) for seed, text in wrong.items()}
+        assert not failures, f"rank {rank}: {failures}"

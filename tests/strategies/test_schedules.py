@@ -79,7 +79,7 @@ def test_a_line_of_words():
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "complaint"),
     [
         ([], "is empty"),
         (["F0 B0", "F0"], "stage 1 must run F and B of each"),
@@ -91,8 +91,8 @@ def test_a_line_of_words():
         (["F0 F1 B0 B1", "F1 F0 B0 B1"], "stage 1 runs F1 F0, stage 0 F0 F1"),
     ],
 )
-def test_a_schedule_that_cannot_run_is_refused_in_words(lines, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_a_schedule_that_cannot_run_is_refused_in_words(lines, complaint):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         play([read(line) for line in lines])
 
 

@@ -60,13 +60,13 @@ def against_one_process() -> None:
     x, y = batch()
     for kind in KINDS:
         for tied in (True, False):
-            whole, model = gpt(tied), dz.tensor_parallel(gpt(tied), **kind)
-            cuts, right = cuts_of(model), dz.next_token_loss(whole(x), y)
+            full, model = gpt(tied), dz.tensor_parallel(gpt(tied), **kind)
+            cuts, right = cuts_of(model), dz.next_token_loss(full(x), y)
             right.backward()
             loss = loss_of(model, x, y, kind["vocabulary"])
             loss.backward()
             torch.testing.assert_close(loss, right)
-            wanted = dict(whole.named_parameters())
+            wanted = dict(full.named_parameters())
             assert wanted.keys() == dict(model.named_parameters()).keys()
             for name, param in model.named_parameters():
                 grad = local(name, wanted[name].grad, cuts, param)

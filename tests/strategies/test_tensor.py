@@ -40,22 +40,22 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def local(name: str, whole: Tensor, cuts: dict[str, Cut], like: Tensor) -> Tensor:
-    return cuts[name].of(whole, like.shape) if name in cuts else whole
+def local(name: str, full: Tensor, cuts: dict[str, Cut], like: Tensor) -> Tensor:
+    return cuts[name].of(full, like.shape) if name in cuts else full
 
 
 def against_one_process() -> dict[str, int]:
-    whole, model = gpt(), gpt()
+    full, model = gpt(), gpt()
     if dist.get_rank() > 0:
         nn.init.zeros_(model.tokens.weight)  # rank 0's weights win
     model = dz.tensor_parallel(model)
     cuts = cuts_of(model)
     x, y = batch()
-    dz.next_token_loss(whole(x), y).backward()
+    dz.next_token_loss(full(x), y).backward()
     logits = model(x)
-    torch.testing.assert_close(logits, whole(x))
+    torch.testing.assert_close(logits, full(x))
     dz.next_token_loss(logits, y).backward()
-    wanted = dict(whole.named_parameters())
+    wanted = dict(full.named_parameters())
     for name, param in model.named_parameters():
         torch.testing.assert_close(param.detach(), local(name, wanted[name], cuts, param).detach())
         grad = local(name, wanted[name].grad, cuts, param)
@@ -69,10 +69,10 @@ def against_one_process() -> dict[str, int]:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_results_of_one_process_from_parts_of_layers(world):
-    whole = {name: param.numel() for name, param in gpt().named_parameters()}
+    full = {name: param.numel() for name, param in gpt().named_parameters()}
     cut = re.compile(r".*(qkv|up)\.(weight|bias)|.*(out|down)\.weight")
     for held in dz.launch(against_one_process, world):
-        assert held == {n: c // world if cut.match(n) else c for n, c in whole.items()}
+        assert held == {n: c // world if cut.match(n) else c for n, c in full.items()}
 
 
 def against_torch() -> None:
@@ -93,10 +93,10 @@ def against_torch() -> None:
         outputs[-1].square().sum().backward()
     torch.testing.assert_close(*outputs)
     torch.testing.assert_close(*(given.grad for given in inputs))
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        whole, part = other.grad.full_tensor(), other.grad.to_local()
-        other_grad = part if part.shape == mine.shape else whole
-        torch.testing.assert_close(mine.grad, other_grad, rtol=1e-4, atol=1e-5)
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        full, part = other.grad.full_tensor(), other.grad.to_local()
+        other_grad = part if part.shape == own.shape else full
+        torch.testing.assert_close(own.grad, other_grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -129,14 +129,14 @@ def test_one_all_reduce_forward_and_one_backward_for_attention_and_for_mlp():
     "cut", [Cut((12, 5), 1, 3, 1), Cut((12, 5), 2, 3, 2), Cut((4, 6), 4, 3, 0)]
 )
 def test_a_cut_knows_its_elements_in_the_whole(cut):
-    whole = torch.arange(60 if cut.shape == (12, 5) else 24).view(cut.shape)
-    parts = [Cut(cut.shape, cut.outer, 3, t).of(whole, (-1,)) for t in range(3)]
-    assert torch.equal(cut.join(parts), whole)
-    mine = parts[cut.part]
-    for start, stop in ((0, mine.numel()), (3, 7), (5, 5)):
+    full = torch.arange(60 if cut.shape == (12, 5) else 24).view(cut.shape)
+    parts = [Cut(cut.shape, cut.outer, 3, t).of(full, (-1,)) for t in range(3)]
+    assert torch.equal(cut.join(parts), full)
+    own = parts[cut.part]
+    for start, stop in ((0, own.numel()), (3, 7), (5, 5)):
         spans = cut.spans(start, stop)
-        found = [whole.flatten()[a : a + n] for a, n in spans]
-        assert torch.equal(torch.cat([mine[:0], *found]), mine[start:stop])
+        found = [full.flatten()[a : a + n] for a, n in spans]
+        assert torch.equal(torch.cat([own[:0], *found]), own[start:stop])
 
 
 def refused(what: str) -> None:

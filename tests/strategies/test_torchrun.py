@@ -55,7 +55,7 @@ def test_torchrun_goes_on_where_another_world_stopped(changing, tmp_path, root):
         folder.mkdir()
         for world in worlds:
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-            torchrun.append(f"--log-dir={tmp_path}")  # else it leaves a folder of its own
+            torchrun.append(f"--log-dir={tmp_path}")  # otherwise it leaves a folder
             command = [sys.executable, *(torchrun if world > 1 else []), str(tmp_path / "train.py")]
             done = subprocess.run(
                 [*command, str(folder), str(steps)],

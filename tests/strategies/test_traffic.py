@@ -48,9 +48,9 @@ def one_step(stage: int, micro_batches: int, no_sync: bool, options: dict) -> di
 def traffic(world: int, stage: int, micro_batches: int = 1, no_sync: bool = False, **options):
     """(facts, elements sent by rank 0 in the second step, its collectives by name)."""
     run = dz.launch(one_step, world, args=(stage, micro_batches, no_sync, options))
-    mine = [record for record in run.ledger if record.rank == 0]
-    last = max(i for i, r in enumerate(mine) if r.dtype == "float64")
-    step = mine[last + 1 :]
+    local = [record for record in run.ledger if record.rank == 0]
+    last = max(i for i, r in enumerate(local) if r.dtype == "float64")
+    step = local[last + 1 :]
     assert {r.dtype for r in step} == {"float32"}
     return run[0], sum(r.bytes_sent for r in step) / 4, Counter(r.op for r in step)
 
@@ -105,6 +105,6 @@ def clipped() -> None:
 
 
 def test_clipping_costs_one_number():
-    mine = [r for r in dz.launch(clipped, 2).ledger if r.rank == 0]
-    first, second = [i for i, r in enumerate(mine) if r.dtype == "float16"]
-    assert [(r.op, r.elements) for r in mine[first + 1 : second]] == [("all_reduce", 1)]
+    local = [r for r in dz.launch(clipped, 2).ledger if r.rank == 0]
+    first, second = [i for i, r in enumerate(local) if r.dtype == "float16"]
+    assert [(r.op, r.elements) for r in local[first + 1 : second]] == [("all_reduce", 1)]

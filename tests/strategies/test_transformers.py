@@ -12,7 +12,7 @@ needs longer to import the package than to train one.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -429,39 +429,3 @@ def test_every_stage_trains_as_one_process_does(world, names):
                 assert here == [whole] * world, where
             else:  # every element lies on exactly one rank
                 assert sum(here) == whole and max(here) < 1.25 * whole / world + 1, where
-
-
-@dataclass(frozen=True)
-class Premises:
-    """What makes a model awkward, on one rank."""
-
-    unused: list[str]  # parameters without a gradient
-    tied: list[int]  # sizes of the groups of names that are one parameter
-    runs: list[int]  # of each unit of ZeRO-3, in one forward
-
-
-def premises(name: str) -> Premises:
-    case, rank = CASES[name], dist.get_rank()
-    model, batch = build(case), part(batches(case)[0], rank)
-    tied, runs = [len(group) for group in ties(model)], Counter()
-    loss_of(model, batch, 0, rank).backward()
-    unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    sharded = dz.ZeRO3(model)
-    for unit in sharded.units:
-        module = sharded.module.get_submodule(unit.name)
-        module.register_forward_hook(lambda *_, unit=unit.name: runs.update([unit]))
-    evaluate(sharded, batch)
-    return Premises(unused, tied, list(runs.values()))
-
-
-@pytest.mark.extra  # about the models of the test above, not about the library
-def test_the_models_are_as_awkward_as_their_names_say():
-    pytest.importorskip("transformers")
-    one, other = dz.launch(lambda: {name: premises(name) for name in CASES}, 2, record=False)
-    assert all(len(found.runs) > 1 for found in one.values()), one  # the root, and blocks
-    assert one["T5, encoder, decoder and head tied"].tied == [4]
-    assert one["BERT, weight and bias tied"].tied == [2, 2]
-    twice = {name for name, found in one.items() if 2 in found.runs}
-    assert twice == {"ALBERT, one block run twice"}
-    skipping = {name for name in CASES if one[name].unused != other[name].unused}
-    assert skipping == {name for name, case in CASES.items() if case.skips}

@@ -279,12 +279,12 @@ class Ends(Branch):
 
 def first_forward_differs() -> list[str]:
     one = dist.get_rank() == 1
-    said = [raised(ZeRO3(cls()), torch.ones(1, 4), skip=one) for cls in (Branch, Ends)]
+    messages = [raised(ZeRO3(cls()), torch.ones(1, 4), skip=one) for cls in (Branch, Ends)]
     model = ZeRO3(Branch())
     with contextlib.suppress(RuntimeError):
         model(torch.ones(1, 4), skip=one)
     model(torch.ones(1, 4)).sum().backward()  # nothing is left of it
-    return said
+    return messages
 
 
 def test_a_rank_that_skips_a_unit_in_the_first_forward_is_named_on_all():

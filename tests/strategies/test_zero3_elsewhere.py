@@ -107,7 +107,7 @@ def evaluates(model: nn.Module, module: nn.Module, optimizer: Any, x: Tensor) ->
 
 
 def calls_parts(model: nn.Module, module: nn.Module, optimizer: Any, x: Tensor) -> None:
-    """A block, or a module outside of all blocks, called by itself; with and without gradients."""
+    """A block, or a module outside of all blocks, called alone; with and without gradients."""
     with torch.no_grad():
         module.blocks[0](x)
         module.head(module.first(x))
@@ -188,14 +188,14 @@ def run(name: str, **options: Any) -> str:
     gap = distance(full_state_dict(ours), dict(plain.state_dict()))
     if gap > (0 if ours.comm.world == 2 else 2e-6):  # a mean of three equal numbers is rounded
         return f"{gap} from one process"
-    whole = [flat for flat in ours.flats if flat.full.untyped_storage().size()]
-    return f"{len(whole)} buffers are whole at rest" if whole else ""
+    gathered = [flat for flat in ours.flats if flat.full.untyped_storage().size()]
+    return f"{len(gathered)} buffers are whole at rest" if gathered else ""
 
 
 def elsewhere() -> dict[str, str]:
     torch.set_num_threads(1)
-    said = {f"{n}, {o}": run(n, **OPTIONS[o]) for n in PROGRAMS for o in OPTIONS}
-    return {name: wrong for name, wrong in said.items() if wrong}
+    messages = {f"{n}, {o}": run(n, **OPTIONS[o]) for n in PROGRAMS for o in OPTIONS}
+    return {name: wrong for name, wrong in messages.items() if wrong}
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.extra)])
@@ -237,7 +237,7 @@ def test_hooks_of_users_get_final_gradients():
 
 
 def refusals() -> dict[str, str]:
-    x, said = torch.ones(2, WIDTH), {}
+    x, messages = torch.ones(2, WIDTH), {}
     torch.manual_seed(0)
     model = ZeRO3(Model())
     head, gain = model.module.head, model.module.blocks[1].gain
@@ -276,10 +276,10 @@ def refusals() -> dict[str, str]:
         "pickled": lambda: pickle.dumps(model.module),
     }.items():
         optimizer.zero_grad()
-        said[name] = raised(program)
+        messages[name] = raised(program)
         optimizer.zero_grad()
         model(x).sum().backward()  # nothing is left of it
-    return said
+    return messages
 
 
 def test_hooks_that_would_be_lost_are_refused():
@@ -290,16 +290,16 @@ def test_hooks_that_would_be_lost_are_refused():
 
 
 def test_what_cannot_be_is_refused():
-    for said in dz.launch(refusals, 2, record=False):
+    for messages in dz.launch(refusals, 2, record=False):
         for name in ("norms", "gain"):
-            assert "backward reached a shard of" in said[name], said
+            assert "backward reached a shard of" in messages[name], messages
         for name in ("functional_call", "replaced", "added", "deleted"):
-            assert "was set, replaced or removed after sharding" in said[name], said
-        assert "shard of first.weight" in said["register_hook"]
-        assert "Fix: remove it" in said["register_hook"]
-        assert "it was backward(inputs=...), which does not know shards" in said["inputs"]
+            assert "was set, replaced or removed after sharding" in messages[name], messages
+        assert "shard of first.weight" in messages["register_hook"]
+        assert "Fix: remove it" in messages["register_hook"]
+        assert "it was backward(inputs=...), which does not know shards" in messages["inputs"]
         for name in ("copied", "pickled"):
-            assert "cannot be copied" in said[name]
+            assert "cannot be copied" in messages[name]
 
 
 # -- units

@@ -251,7 +251,7 @@ def test_whole_parameters_take_any_optimizer():
     assert not torch.equal(before, model.module.weight)
 
 
-def test_wrong_use_names_the_cure():
+def test_wrong_use_names_the_fix():
     with pytest.raises(ValueError, match="stage must be 0"):
         parallelize(nn.Linear(2, 2), torch.optim.SGD, 4, lr=0.1)
     with pytest.raises(ValueError, match="requires_grad=True to train"):
@@ -286,18 +286,18 @@ def dropped() -> list[float]:
     x, y = case.inputs(2 * world)
     dist.broadcast(x, 0)
     dist.broadcast(y, 0)
-    mine = x[dist.get_rank() :: world], y[dist.get_rank() :: world]
+    local = x[dist.get_rank() :: world], y[dist.get_rank() :: world]
     for stage in (0, 1, 2, 3):
         for of_model in (False, True):
             plain = build(case)
             model, optimizer = parallelize(build(case), torch.optim.SGD, stage, lr=0.1)
             zero_grad = model.zero_grad if of_model else optimizer.zero_grad
             with model.no_sync():
-                case.loss(100 * model(mine[0]), mine[1]).backward()
+                case.loss(100 * model(local[0]), local[1]).backward()
             zero_grad()
-            case.loss(100 * model(mine[0]), mine[1]).backward()
+            case.loss(100 * model(local[0]), local[1]).backward()
             zero_grad()
-            case.loss(model(mine[0]), mine[1]).backward()
+            case.loss(model(local[0]), local[1]).backward()
             optimizer.step()
             case.loss(plain(x), y).backward()
             torch.optim.SGD(plain.parameters(), lr=0.1).step()

@@ -71,7 +71,7 @@ class ScheduleFree(Optimizer):
 
 
 class Lion(Optimizer):
-    """Chen et al. 2023: the sign of an average. Its step takes an argument of its own."""
+    """Chen et al. 2023: the sign of an average. Its step takes one more argument."""
 
     def __init__(self, params: Any, lr: float = 1e-3, betas=(0.9, 0.99), weight_decay: float = 0.1):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})

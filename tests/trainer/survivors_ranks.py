@@ -1,4 +1,4 @@
-"""Run by test_survivors.py: ranks that nobody watches over, some of which kill themselves.
+"""Run by test_survivors.py: unsupervised ranks, some of which kill themselves.
 
     python survivors_ranks.py FOLDER    each rank of each case writes FOLDER/<case>-<rank>.pt
 
@@ -70,7 +70,7 @@ def build(stage: int = 0, mesh: tuple[int, int] | None = None, **options: Any) -
 
 
 def update(model: nn.Module, optimizer: Any, step: int, at: Callable[[str], None]) -> None:
-    """A step on this rank's rows; `at` hears where it is."""
+    """A step on this rank's rows; `at` is called with each place."""
     rows = torch.randn(12, 6, generator=torch.Generator().manual_seed(step))
     local = rows[dist.get_rank() :: dist.get_world_size()]
     at("forward")

@@ -13,11 +13,11 @@ from ddpz_lite.course.cli.train import meet
 def test_who_has_come_and_who_has_not():
     store = dist.HashStore()
     store.set("come-2", "other-host")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         meet(store, rank=0, world_size=4, wait=0.1)
-    said = str(told.value)
-    assert f"ranks 0 ({socket.gethostname()}), 2 (other-host); missing: 1, 3." in said
-    assert "Fix: " in said and "--rdzv-id" in said and "localhost" in said
+    text = str(caught.value)
+    assert f"ranks 0 ({socket.gethostname()}), 2 (other-host); missing: 1, 3." in text
+    assert "Fix: " in text and "--rdzv-id" in text and "localhost" in text
 
 
 def test_all_have_come():
@@ -39,5 +39,5 @@ def test_an_interface_that_is_not_there(tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("to be or not to be, " * 200)
     words = ["train", "--text", str(tmp_path / "text"), "--steps", "1", "--context", "8"]
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "no-such-cable" in said and "Fix: set GLOO_SOCKET_IFNAME" in said
+    text = capsys.readouterr().err
+    assert "no-such-cable" in text and "Fix: set GLOO_SOCKET_IFNAME" in text

@@ -39,7 +39,7 @@ def left(tmp_path_factory) -> dict[str, dict[int, Any]]:
 
 
 def steps_of(options: dict, states: list[dict] | None, first: int, last: int) -> dict[str, Any]:
-    """Steps `first` to `last` by ranks that begin with these states, or anew."""
+    """Steps `first` to `last` by ranks that begin with these states, or from scratch."""
     torch.set_num_threads(1)  # as there: a rank that is alone would have all
     model, optimizer = build(**options)
     torch.manual_seed(100 + dist.get_rank())
@@ -69,7 +69,7 @@ WHOLE = [name for name, case in CASES.items() if case.victims and "stage" not in
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_the_rest_end_with_what_fewer_ranks_from_that_step_give(left, name):
+def test_survivors_end_as_fewer_ranks_from_that_step_would(left, name):
     case, here = CASES[name], left[name]
     members = [rank for rank in range(case.world) if rank not in case.victims]
     assert list(here) == members
@@ -79,7 +79,7 @@ def test_the_rest_end_with_what_fewer_ranks_from_that_step_give(left, name):
     boundary = counted[0]  # the first by those who are left
     assert counted == list(range(boundary, STEPS)) and boundary in (by_all, by_all + 1)
     if case.place in ("forward", "backward"):
-        assert boundary == HIT  # nobody can have done it
+        assert boundary == HIT  # no rank can have done it
     if case.place == "after the step":
         assert boundary == HIT + 1  # all ranks have taken part in it
     args = case.options, None, 0, boundary
@@ -97,7 +97,7 @@ def test_the_rest_end_with_what_fewer_ranks_from_that_step_give(left, name):
             assert same(here[rank][key], value), (rank, key)
 
 
-def test_state_that_is_lost_is_refused_with_the_cure(left):
+def test_state_that_is_lost_is_refused_with_a_fix(left):
     for name in ("stage 1", "stage 2", "stage 3", "hybrid"):
         assert list(left[name]) == list(range(CASES[name].world - 1))
         for of_rank in left[name].values():
@@ -105,7 +105,7 @@ def test_state_that_is_lost_is_refused_with_the_cure(left):
             assert "Fix: start the remaining ranks again and load_check" in of_rank["error"]
 
 
-def test_who_comes_too_late_is_told(left):
+def test_a_rank_that_comes_too_late_gets_an_error(left):
     assert left["late"][0]["members"] == left["late"][1]["members"] == [0, 1]
     assert "rank 2 came too late: ranks [0, 1] continued" in left["late"][2]["error"]
 

@@ -22,7 +22,7 @@ def recipe(tmp_path) -> Recipe:
     return Recipe(text=text, **TINY, steps=12, lr=0.01, warmup=2, validate=6, sample=8)
 
 
-def told(recipe: Recipe) -> tuple[list[float], str]:
+def results(recipe: Recipe) -> tuple[list[float], str]:
     result = train(recipe)
     return [*result["losses"], *result["validation"].values()], result["sample"]
 
@@ -33,10 +33,10 @@ def told(recipe: Recipe) -> tuple[list[float], str]:
 )
 def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
     data, pipe, tensor = map(int, mesh.split("x"))
-    numbers, sample = told(replace(recipe, batch=2 * data))
+    numbers, sample = results(replace(recipe, batch=2 * data))
     assert len(numbers) == 14 and numbers[-3] < numbers[0]
     many = replace(recipe, mesh=mesh, stage=stage)
-    run = dz.launch(told, data * pipe * tensor, args=(many,), record=False)
+    run = dz.launch(results, data * pipe * tensor, args=(many,), record=False)
     for found, text in run:
         assert (found, text) == run[0]
         assert found == pytest.approx(numbers, abs=2e-4)
@@ -46,8 +46,8 @@ def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb"])
 def test_a_schedule_changes_only_the_order(recipe, schedule):
     deep = replace(recipe, layers=4, steps=3, validate=3)
-    numbers, sample = told(deep)
-    run = dz.launch(told, 2, args=(replace(deep, mesh="1x2x1", schedule=schedule),))
+    numbers, sample = results(deep)
+    run = dz.launch(results, 2, args=(replace(deep, mesh="1x2x1", schedule=schedule),))
     for found, text in run:
         assert found == pytest.approx(numbers, abs=2e-4) and text == sample
     order = [span.name for span in run.spans if span.rank == 0]
@@ -55,7 +55,7 @@ def test_a_schedule_changes_only_the_order(recipe, schedule):
     assert any("F0b" in name for name in order) == (schedule == "interleaved"), order
 
 
-def test_a_run_goes_on_on_another_mesh(recipe, tmp_path):
+def test_a_run_continues_on_another_mesh(recipe, tmp_path):
     """Three jobs, each from the checkpoint of the one before, at another shape and stage."""
     shapes = [("1x2x1", 0), ("2x1x2", 3), ("2x2x1", 1)]
     kept = replace(recipe, validate=0, sample=0)

@@ -54,14 +54,16 @@ def keeping_all(recipe: Recipe) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(recipe, tmp_path_factory) -> tuple[dict[str, Any], Path]:
+def uninterrupted(recipe, tmp_path_factory) -> tuple[dict[str, Any], Path]:
     """By three ranks to the end, with a checkpoint of every step."""
     folder = tmp_path_factory.mktemp("undisturbed")
     saved = replace(recipe, checkpoint=str(folder), save_every=1)
     return dz.launch(keeping_all, WORLD, args=(saved,), record=False)[0], folder
 
 
-def doomed(recipe: Recipe, store: str, place: str, victim: int, folder: str) -> dict[str, Any]:
+def train_and_die(
+    recipe: Recipe, store: str, place: str, victim: int, folder: str
+) -> dict[str, Any]:
     """Train; the victim dies. Each rank writes which windows it counted, step by step."""
     me, drawn = int(os.environ["RANK"]), []
     parts = {name: getattr(Run, name) for name in ("do", "update", "after")}
@@ -117,12 +119,12 @@ def doomed(recipe: Recipe, store: str, place: str, victim: int, folder: str) -> 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_rest_go_on_as_two_ranks_would_from_there(recipe, undisturbed, tmp_path, place):
+def test_survivors_continue_as_two_ranks_would_from_there(recipe, uninterrupted, tmp_path, place):
     victim, boundary = PLACES[place]
-    by_three, checkpoints = undisturbed
+    by_three, checkpoints = uninterrupted
     here = replace(recipe, checkpoint=str(tmp_path / "runs"), survive=True)
     args = (here, str(tmp_path / "store"), place, victim, str(tmp_path))
-    ranks = dz.launch(doomed, WORLD, args=args, record=False, survivors=True)
+    ranks = dz.launch(train_and_die, WORLD, args=args, record=False, survivors=True)
     left = [rank for rank in range(WORLD) if rank != victim]
     assert ranks[victim] is None and all(ranks[rank]["members"] == left for rank in left)
 
@@ -148,11 +150,11 @@ def test_the_rest_go_on_as_two_ranks_would_from_there(recipe, undisturbed, tmp_p
 
 def seen(folder: Path, epoch: int) -> list[list[int]]:
     """The windows of an epoch that counted on any rank, the dead one's too."""
-    told = [json.loads(path.read_text()) for path in folder.glob("seen-*")]
-    return sorted(window for windows in told for number, window in windows if number == epoch)
+    recorded = [json.loads(path.read_text()) for path in folder.glob("seen-*")]
+    return sorted(window for windows in recorded for number, window in windows if number == epoch)
 
 
-def test_the_command_goes_on_and_says_so(recipe, tmp_path, capsys, monkeypatch):
+def test_the_command_continues_and_prints_it(recipe, tmp_path, capsys, monkeypatch):
     own = command.survive
 
     def one_dies(recipe: Recipe, store: str) -> str | None:
@@ -169,8 +171,8 @@ def test_the_command_goes_on_and_says_so(recipe, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "survive", one_dies)
     names = ("text", "context", "layers", "heads", "width", "batch", "steps", "report", "validate")
-    said = [word for n in names for word in (flag_of(n), str(getattr(recipe, n)))]
-    words = ["train", *said, "--checkpoint", str(tmp_path), "--ranks", "3", "--survive"]
+    options = [word for n in names for word in (flag_of(n), str(getattr(recipe, n)))]
+    words = ["train", *options, "--checkpoint", str(tmp_path), "--ranks", "3", "--survive"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "[rank 0] was killed by SIGKILL" in out

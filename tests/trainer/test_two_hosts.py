@@ -42,7 +42,7 @@ def output(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=DEADLINE)[0]
 
 
-def undisturbed(recipe: Recipe) -> None:
+def uninterrupted(recipe: Recipe) -> None:
     train(recipe)
 
 
@@ -55,21 +55,21 @@ def test_a_host_dies_and_what_is_left_ends_as_if_it_had_not(tmp_path):
     command = ["-m", "ddpz_lite", *words(recipe, tmp_path / "runs")]
     with two_hosts() as hosts:
         first, second = (start(hosts, node, command, RESTARTS="0") for node in range(2))
-        said = ""
-        while "step 20/200" not in said:
+        printed = ""
+        while "step 20/200" not in printed:
             line = first.stdout.readline()
-            assert line, said
-            said += line
+            assert line, printed
+            printed += line
         hosts[1].end()  # the machine is gone: no process of it says goodbye
-        said += output(first)
-        assert first.returncode != 0 and "ZeRO-3 on 2 ranks over gloo" in said
+        printed += output(first)
+        assert first.returncode != 0 and "ZeRO-3 on 2 ranks over gloo" in printed
         second.communicate(timeout=DEADLINE)
         alone = start(hosts[:1], 0, command, RANKS="2")
         went_on = output(alone)
         assert alone.returncode == 0, went_on
         assert int(re.search(r"resumed at step (\d+) of 200", went_on)[1]) >= 10
-    whole = replace(recipe, checkpoint=str(tmp_path / "whole"))
-    dz.launch(undisturbed, 2, args=(whole,), record=False)
+    uninterrupted_run = replace(recipe, checkpoint=str(tmp_path / "whole"))
+    dz.launch(uninterrupted, 2, args=(uninterrupted_run,), record=False)
     end = "step-00000200"
     assert_same(state(recipe, tmp_path / "runs" / end), state(recipe, tmp_path / "whole" / end))
 
@@ -83,10 +83,10 @@ def test_what_crosses_the_cable_is_what_the_formula_says():
         for steps in (2, 22):
             before = hosts[0].bytes_sent()
             both = [start(hosts, n, [str(RANK), str(steps)]) for n in range(2)]
-            said = [output(process) for process in both]
-            assert [process.returncode for process in both] == [0, 0], said
+            printed = [output(process) for process in both]
+            assert [process.returncode for process in both] == [0, 0], printed
             sent[steps] = hosts[0].bytes_sent() - before
-    parameters = int(re.search(r"parameters (\d+)", said[0])[1])
+    parameters = int(re.search(r"parameters (\d+)", printed[0])[1])
     bytes_of_a_step = 4 * elements_moved(parameters, 2, stage=3)
     assert (sent[22] - sent[2]) / 20 == pytest.approx(bytes_of_a_step, rel=0.08)  # and headers
 
@@ -95,10 +95,10 @@ def test_what_crosses_the_cable_is_what_the_formula_says():
 def test_who_waits_says_where_and_for_how_many():
     with two_hosts() as hosts:
         first = start(hosts, 0, [str(RANK), "1"], WAIT="2")
-        said = output(first)
+        printed = output(first)
         here = hosts[0].address
-    assert f"node 0 of 2 ({here}, cable0) joins at {here}:29500, job ddpz" in said
-    assert first.returncode != 0 and "RendezvousTimeoutError" in said
+    assert f"node 0 of 2 ({here}, cable0) joins at {here}:29500, job ddpz" in printed
+    assert first.returncode != 0 and "RendezvousTimeoutError" in printed
 
 
 # ---- SLURM ----
@@ -178,7 +178,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         serve(shutil.which("slurmctld"), "-D", "-f", environ["SLURM_CONF"])
         for node in ("node0", "node1"):
             serve(shutil.which("slurmd"), "-D", "-N", node, "-f", environ["SLURM_CONF"])
-        wait_for(lambda: "2 idle" in told(["sinfo", "-h", "-o", "%D %t"], environ))
+        wait_for(lambda: "2 idle" in stdout_of(["sinfo", "-h", "-o", "%D %t"], environ))
         yield environ
     finally:
         for process in reversed(started):
@@ -187,7 +187,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             process.wait(DEADLINE / 4)
 
 
-def told(command: Sequence[str], environ: dict[str, str]) -> str:
+def stdout_of(command: Sequence[str], environ: dict[str, str]) -> str:
     return subprocess.run(command, env=environ, capture_output=True, text=True).stdout
 
 
@@ -210,9 +210,9 @@ def test_slurm_trains_on_two_nodes(tmp_path):
              *words(recipe, runs)[1:]],
             cwd=ROOT, env=environ, capture_output=True, text=True, timeout=DEADLINE,
         )  # fmt: skip
-        said = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else done.stderr
-    assert done.returncode == 0, said
-    assert "ZeRO-3 on 2 ranks over gloo" in said and (runs / "step-00000004").is_dir()
+        printed = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else done.stderr
+    assert done.returncode == 0, printed
+    assert "ZeRO-3 on 2 ranks over gloo" in printed and (runs / "step-00000004").is_dir()
 
 
 # ---- Kubernetes ----
@@ -237,16 +237,16 @@ def test_what_the_pods_run_trains_on_two_hosts_that_know_each_other_by_name(tmp_
     environ = {e["name"]: e["value"] for e in container["env"] if "value" in e}
     with two_hosts("ddpz-0.ddpz", "ddpz-1.ddpz") as hosts:
         pods = [host.start(command, environ | {"NODE": str(n)}) for n, host in enumerate(hosts)]
-        said = ""
-        while "step 10/1000" not in said:
+        printed = ""
+        while "step 10/1000" not in printed:
             line = pods[0].stdout.readline()
-            assert line, said
-            said += line
+            assert line, printed
+            printed += line
         for host in hosts:
             host.end()
-        said += "".join(output(pod) for pod in pods)
-    assert "node 1 of 2 (10.77.0.2, cable1) joins at ddpz-0.ddpz:29500" in said
-    assert "ZeRO-3 on 4 ranks over gloo" in said
+        printed += "".join(output(pod) for pod in pods)
+    assert "node 1 of 2 (10.77.0.2, cable1) joins at ddpz-0.ddpz:29500" in printed
+    assert "ZeRO-3 on 4 ranks over gloo" in printed
 
 
 @pytest.mark.extra

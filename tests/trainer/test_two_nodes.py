@@ -59,8 +59,8 @@ def test_the_lines_start_one_job_in_which_each_rank_is_there_once(tmp_path, line
         )
         for line in lines_of(str(script))
     ]
-    said = "".join(node.communicate(timeout=90)[0] for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0], said
-    who = re.findall(r"^rank (\d) (\d) (\d)$", said, re.M)
-    assert sorted(rank for rank, _, _ in who) == ["0", "1"], said
+    printed = "".join(node.communicate(timeout=90)[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0], printed
+    who = re.findall(r"^rank (\d) (\d) (\d)$", printed, re.M)
+    assert sorted(rank for rank, _, _ in who) == ["0", "1"], printed
     assert sorted(node for _, node, _ in who) == ["0", "1"] and {w for *_, w in who} == {"2"}

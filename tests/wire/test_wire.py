@@ -20,14 +20,14 @@ def every_operation() -> str:
     ranks = list(range(size))
     local = torch.full((4,), float(rank))
     parts = [torch.empty(4) for _ in ranks]
-    whole = torch.arange(4.0 * size)
+    unsharded = torch.arange(4.0 * size)
 
     dist.all_reduce(total := local.clone())
     assert torch.equal(total, torch.full((4,), float(sum(ranks))))
     dist.all_gather(parts, local)
     assert [part[0].item() for part in parts] == ranks
-    dist.reduce_scatter(part := torch.empty(4), list(whole.chunk(size)))
-    assert torch.equal(part, size * whole.chunk(size)[rank])
+    dist.reduce_scatter(part := torch.empty(4), list(unsharded.chunk(size)))
+    assert torch.equal(part, size * unsharded.chunk(size)[rank])
     dist.broadcast(copy := local.clone(), size - 1)
     assert torch.equal(copy, torch.full((4,), float(size - 1)))
     dist.reduce(total := local.clone(), 0, dist.ReduceOp.MAX)

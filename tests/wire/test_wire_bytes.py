@@ -131,8 +131,8 @@ if __name__ == "__main__":
     for size, mib in ((2, 1), (3, 5), (4, 3), (2, 12)):
         run = dz.launch(work, size, args=(mib,), output="by_rank")
         for op, measured in run[0].items():
-            told = sum(ops.get(op, 0) for ops in run.bytes_sent().values()) // TURNS
-            results.append([op, size, mib, measured, told])
+            recorded = sum(ops.get(op, 0) for ops in run.bytes_sent().values()) // TURNS
+            results.append([op, size, mib, measured, recorded])
     print(json.dumps(results))
 '''
 

@@ -94,30 +94,6 @@ def test_waiting_costs_no_processor_time():
         assert used < 0.1 * waited
 
 
-def serial(each: float) -> list[float]:
-    x = torch.zeros(250_000)  # 1 MB
-    dist.barrier()
-    started = time.monotonic()
-    works = [dist.all_reduce(x, async_op=True) for _ in range(4)]
-    times = []
-    for work in works:
-        early = work.is_completed()
-        asked = time.monotonic() - started  # after the answer: what is complete now is due now
-        assert not early or asked >= (len(times) + 1) * each * 0.98
-        work.wait()
-        times.append(time.monotonic() - started)
-    return times
-
-
-def test_a_link_carries_one_operation_after_the_other():
-    each = 2 * 0.001 + 1e6 / 20e6  # two steps, and half the megabyte each
-    for times in dz.launch(
-        serial, 2, args=(each,), network=dz.Network(latency=0.001, bandwidth=20e6)
-    ):
-        for k, took in enumerate(times):
-            assert took >= (k + 1) * each * 0.98
-
-
 def overlapped() -> float:
     x = torch.zeros(1000)
     dist.barrier()
@@ -129,7 +105,7 @@ def overlapped() -> float:
     return time.monotonic() - started
 
 
-def test_computation_goes_on_while_the_network_is_busy():
+def test_computation_continues_while_the_network_is_busy():
     run = dz.launch(overlapped, 2, network=dz.Network(latency=1.0, bandwidth=1e9))
     assert min(run) >= 2.0  # two steps of 1 s
     calls = [record for record in run.ledger if record.op == "all_reduce"]

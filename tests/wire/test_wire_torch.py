@@ -138,7 +138,7 @@ def run_all(strategy: str) -> dict[str, list]:
     import warnings
 
     warnings.simplefilter("ignore")  # torch's advice about tiny models
-    ledger.GRACE = 60.0  # the end of what nobody waits for is noted, too
+    ledger.GRACE = 60.0  # the end of a call without wait is noted, too
     fn, kinds = {"ddp": (ddp, DDP_KINDS), "fsdp": (fsdp, FSDP_KINDS)}[strategy]
     return {kind: fn(kind) for kind in kinds}
 
@@ -215,9 +215,9 @@ def dtensor() -> list[float]:
     mesh = init_device_mesh("cpu", (size,))
     rows = distribute_tensor(torch.arange(4.0 * size).reshape(size, 4), mesh, [Shard(0)])
     columns = rows.redistribute(mesh, [Shard(1)]) if size == 4 else rows
-    whole = columns.redistribute(mesh, [Replicate()])
+    full = columns.redistribute(mesh, [Replicate()])
     product = (rows @ rows.T).sum().full_tensor()
-    return [*whole.to_local().flatten().tolist(), product.item()]
+    return [*full.to_local().flatten().tolist(), product.item()]
 
 
 @pytest.mark.parametrize("size", [2, 4])

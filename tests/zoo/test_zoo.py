@@ -109,7 +109,3 @@ def test_every_bug_can_be_visited(number, capsys):
 def test_refuses_a_number_that_is_not_there():
     with pytest.raises(ValueError, match="choose 1 to 20"):
         zoo.source(21)
-
-
-def test_every_bug_has_a_thread_of_its_own():
-    assert len({bug.thread for bug in zoo.GUIDE.values()}) == len(zoo.GUIDE) == 20

@@ -1,7 +1,7 @@
 """The lessons of the course, as the folder and the notebooks' own metadata say.
 
 A lesson is `lessons/NN_name.ipynb`; its second notebook, where it has one, `NNb_name.ipynb`. What
-is not written yet stands in `lessons/plan.json`, beside the names of the groups and the addresses
+is not written yet stands in `lessons/plan.json`, next to the names of the groups and the addresses
 of the course.
 """
 
@@ -19,7 +19,7 @@ CAN_WAIT = "can wait"
 
 
 class Incomplete(ValueError):
-    """A notebook or plan.json that does not say what the map needs: one line, and the cure."""
+    """A notebook or plan.json that does not say what the map needs: one line, with the fix."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def read(root: Path) -> Course:
     written = {number_of(path): _lesson(path) for path in sorted(root.glob("lessons/*.ipynb"))}
     if both := sorted(written.keys() & plan["planned"].keys()):
         raise Incomplete(f"lessons/plan.json still plans {both[0]}, which is written: delete it.")
-    planned = {number: Lesson(number, **said) for number, said in plan["planned"].items()}
+    planned = {number: Lesson(number, **fields) for number, fields in plan["planned"].items()}
     return Course(
         tuple(lesson for _, lesson in sorted((written | planned).items())),
         {number_of(path): _exercise(path) for path in sorted(root.glob("solutions/*.ipynb"))},
@@ -124,19 +124,19 @@ def _lesson(path: Path) -> Lesson:
     where = f"lessons/{path.name}"
     if not NAME.fullmatch(path.name):
         raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, or NNb_name.ipynb.")
-    said = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
+    fields = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
     wanted = ["title", "learn", "makes", "minutes", "difficulty", "needs", "can_do"]
     wanted += ["second"] if number_of(path).endswith("b") else []
     for name in wanted:
-        if name not in said:
+        if name not in fields:
             raise Incomplete(f"{where}: its metadata `ddpz` has no {name!r}.")
     lists = {}
     for name in ("needs", "can_do"):
-        texts = said[name]
+        texts = fields[name]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise Incomplete(f"{where}: {name!r} of its metadata `ddpz` must be a list of texts.")
         lists[name] = tuple(texts)
-    rest = {name: said[name] for name in wanted if name not in lists}
+    rest = {name: fields[name] for name in wanted if name not in lists}
     return Lesson(number_of(path), file=path.name, **rest, **lists)
 
 
@@ -148,5 +148,5 @@ def _exercise(path: Path) -> Exercise:
             # grade.notebooks compares what the text says with the task
             found = re.search(r"(\d+) points", "".join(cell["source"]))
             points += int(found[1]) if found else 0
-    said = notebook["metadata"]["ddpz"]
-    return Exercise(path.name, f"{said['exercise']} {said['title']}", said["minutes"], points)
+    fields = notebook["metadata"]["ddpz"]
+    return Exercise(path.name, f"{fields['exercise']} {fields['title']}", fields["minutes"], points)

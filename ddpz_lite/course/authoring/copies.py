@@ -1,11 +1,11 @@
 """The learner's own copies: `my/lessons` and `my/exercises`, which git does not see.
 
 Running a notebook changes its file, and a changed file would stand in the way of `git pull`. So a
-learner works in copies. Each is brought up to date as long as nobody has written in it; what
-somebody has written is never replaced, and the course's new version is laid beside it.
+learner works in copies. Each is brought up to date as long as it holds no work; what a
+learner has written is never replaced, and the course's new version is laid next to it.
 
-[Note: what counts as written] The cells of a notebook, not their outputs: who has only run a lesson
-gets the new one. A file of another kind counts as a whole.
+[Note: what counts as written] The cells of a notebook, not their outputs: a lesson that was only
+run is replaced by the new one. Of another kind of file every byte counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Known = dict[str, tuple[str, str]]
 
 
 class Damaged(ValueError):
-    """my/ does not hold what this file writes there: one line, with the cure."""
+    """my/ does not hold what this file writes there: one line, with the fix."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Beside:
-    """A copy that was kept, and the name of the new version that lies beside it."""
+    """A copy that was kept, and the name of the new version that lies next to it."""
 
     copy: str
     new: str
@@ -61,19 +61,19 @@ def update(root: Path) -> Outcome:
 
     Raises Damaged if what it wrote there the last time cannot be read.
     """
-    mine, outcome = root / MY, Outcome()
-    known = _known(mine / MADE_FROM)
+    my_folder, outcome = root / MY, Outcome()
+    known = _known(my_folder / MADE_FROM)
     dirty = worked_in(root)
     names = list(_names(root))
     for name in names:
         _one(root, name, known, outcome, name in dirty)
     for name in sorted(known.keys() - names):
-        if not (mine / name).exists():
+        if not (my_folder / name).exists():
             del known[name]
         elif not _is_new(name):
             outcome.gone.append(name)
             del known[name]
-    _replace(mine / MADE_FROM, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
+    _replace(my_folder / MADE_FROM, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
     return outcome
 
 
@@ -106,7 +106,7 @@ def _one(root: Path, name: str, known: Known, outcome: Outcome, dirty: bool) -> 
 
 
 def _course(root: Path, name: str, dirty: bool) -> bytes:
-    """A file as the course has it: from git, if somebody has worked in the file itself."""
+    """A file as the course has it: from git, if the file itself holds work."""
     if dirty:
         done = subprocess.run(["git", "show", f"HEAD:./{name}"], cwd=root, capture_output=True)
         if done.returncode == 0:
@@ -115,9 +115,9 @@ def _course(root: Path, name: str, dirty: bool) -> bytes:
 
 
 def _lay_beside(
-    mine: Path, name: str, raw: bytes, own: bytes, known: Known, outcome: Outcome
+    my_folder: Path, name: str, raw: bytes, own: bytes, known: Known, outcome: Outcome
 ) -> None:
-    """Write the course's version under a name of its own, with the learner's answers in it.
+    """Write the course's version under another name, with the learner's answers in it.
 
     Nothing is to do where that is what the learner has already.
     """
@@ -127,10 +127,10 @@ def _lay_beside(
         return
     new = f"{folder}/{NEW}{file}"
     for number in count(2):
-        path = mine / new
+        path = my_folder / new
         if not path.exists() or known.get(new) == (_mark(path.read_bytes()), ""):
             break
-        new = f"{folder}/{NEW}{number}-{file}"  # somebody has worked in that one, too
+        new = f"{folder}/{NEW}{number}-{file}"  # that one holds work, too
     _replace(path, content)
     known[new] = (_mark(content), "")
     outcome.beside.append(Beside(name, new, content != raw))
@@ -223,7 +223,7 @@ def _replace(path: Path, content: bytes) -> None:
 # ---- what happened, in sentences ----
 
 
-def told(outcome: Outcome) -> list[str]:
+def outcome_lines(outcome: Outcome) -> list[str]:
     """The outcome, a line each."""
     lines = []
     if outcome.made:

@@ -37,7 +37,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def faults(root: Path, entry: Entry) -> Iterator[str]:
-    """Chinese beside English, one or two sentences, and a lesson that uses the word."""
+    """Chinese next to English, one or two sentences, and a lesson that uses the word."""
     path = root / "lessons" / entry.file
     if not CHINESE.search(entry.chinese):
         yield "no Chinese term"

@@ -46,8 +46,8 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
         found.append(f"lessons/{number}_*.ipynb is missing")
     else:
         found += _lesson(root, path)
-        said = minutes.misstated(rules.read(path))
-        warnings += (f"{_named(path)}: {wrong}" for wrong in said)
+        misstated = minutes.misstated(rules.read(path))
+        warnings += (f"{_named(path)}: {wrong}" for wrong in misstated)
     if number in lessons() or _notebook(root, "solutions", number):
         found += exercise(root, number)
     else:
@@ -62,7 +62,7 @@ def faults(root: Path, number: str) -> tuple[list[str], list[str]]:
 def _lesson(root: Path, path: Path) -> Iterator[str]:
     notebook = rules.read(path)
     for rule in rules.LESSON:
-        yield from (f"{_named(path)}: {said}" for said in rule(notebook))
+        yield from (f"{_named(path)}: {fault}" for fault in rule(notebook))
     yield from _todo(path)
     yield from _neighbours(root, path)
     yield from _glossary(root, path)
@@ -100,8 +100,8 @@ def _glossary(root: Path, path: Path) -> Iterator[str]:
     if not own:
         yield f"lessons/GLOSSARY.md: no term is defined in {path.name}"
     for entry in own:
-        said = glossary.faults(root, entry)
-        yield from (f"lessons/GLOSSARY.md: {entry.term!r}: {wrong}" for wrong in said)
+        wrongs = glossary.faults(root, entry)
+        yield from (f"lessons/GLOSSARY.md: {entry.term!r}: {wrong}" for wrong in wrongs)
     anchors = {entry.anchor for entry in entries}
     for position, cell in enumerate(rules.read(path).cells):
         for anchor in glossary.LINK.findall(cell.source):
@@ -114,21 +114,21 @@ def _glossary(root: Path, path: Path) -> Iterator[str]:
 
 def exercise(root: Path, number: str) -> Iterator[str]:
     """What is wrong with the exercise of a lesson: master, tasks, answers."""
-    room = f"{TASKS.replace('.', '/')}/lesson{number}"
+    package = f"{TASKS.replace('.', '/')}/lesson{number}"
     path = _notebook(root, "solutions", number)
     if number not in lessons():
-        yield f"{room}/ is missing: its job.py and judge.py"
+        yield f"{package}/ is missing: its job.py and judge.py"
         return
     if path is None:
         yield f"solutions/{number}_*.ipynb is missing"
         return
     notebook = rules.read(path)
     yield from _todo(path)
-    yield from (f"{_named(path)}: {said}" for said in notebooks.complaints(notebook, path.stem))
+    yield from (f"{_named(path)}: {fault}" for fault in notebooks.complaints(notebook, path.stem))
     for rule in rules.EVERYWHERE:
-        yield from (f"{_named(path)}: {said}" for said in rule(notebook))
+        yield from (f"{_named(path)}: {fault}" for fault in rule(notebook))
     for task in tasks(number):
-        yield from (f"{room}/judge.py: {task.id}: {said}" for said in task_faults(task))
+        yield from (f"{package}/judge.py: {task.id}: {fault}" for fault in task_faults(task))
     yield from _answers(root, number)
     stale, _ = notebooks.stale(root / "solutions", root / "exercises")
     for other in stale:
@@ -169,9 +169,9 @@ def _answers(root: Path, number: str) -> Iterator[str]:
     module, notebook = _loaded(path), rules.read(_notebook(root, "solutions", number))
     for task in tasks(number):
         where = f"tests/answers/lesson{number}.py: {task.id}"
-        yield from (f"{where}: {said}" for said in answer_faults(task, module))
+        yield from (f"{where}: {fault}" for fault in answer_faults(task, module))
         promises = module.PROMISES.get(task.id, {})
-        yield from (f"{where}: {said}" for said in promise_faults(task, notebook, promises))
+        yield from (f"{where}: {fault}" for fault in promise_faults(task, notebook, promises))
 
 
 def answer_faults(task: Task, module: Any) -> Iterator[str]:
@@ -183,7 +183,7 @@ def answer_faults(task: Task, module: Any) -> Iterator[str]:
     criteria = {criterion.says for criterion in task.criteria}
     for one in wrong:
         if len(one.says) < LEAST_SAYS:
-            yield f"{one.name!r} must hear a sentence, not {one.says!r}"
+            yield f"{one.name!r} must get a sentence, not {one.says!r}"
         if unknown := set(one.loses) - criteria:
             yield f"{one.name!r} loses criteria that the task has not: {', '.join(sorted(unknown))}"
     right = [name for name, _ in module.RIGHT.get(task.id, [])]

@@ -205,14 +205,14 @@ def outline(course: Course, folder: str) -> str:
 def _sums(course: Course) -> str:
     minutes = sum(lesson.minutes for lesson in course.written)
     exercises = course.exercises.values()
-    said = (
+    text = (
         f"{len(course.written)} notebooks are written and take {minutes} minutes to work through; "
         f"their exercises take {sum(e.minutes for e in exercises)} more, for "
         f"{sum(e.points for e in exercises)} points."
     )
     if course.planned:
-        said += f" {len(course.planned)} lessons are planned, and their numbers are fixed."
-    return _wrapped(said)
+        text += f" {len(course.planned)} lessons are planned, and their numbers are fixed."
+    return _wrapped(text)
 
 
 def _way(course: Course) -> str:
@@ -255,7 +255,7 @@ def _abilities(course: Course) -> str:
 
 
 def _inside() -> str:
-    """Which lessons judge what only an answer's own process can tell: their jobs look beside it."""
+    """The lessons whose judges need what only an answer's own process can tell."""
     jobs = sorted(TASKS.glob("lesson*/job.py"))
     numbers = [job.parent.name[6:] for job in jobs if "check.beside import" in job.read_text()]
     lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"

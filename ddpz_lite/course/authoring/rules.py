@@ -248,12 +248,12 @@ def settles(notebook) -> Iterator[str]:
     """What cells say that they answer, bust or teach stands in the bank, and was run."""
     there = bank.cards().keys() | bank.topics().keys()
     for position, cell in enumerate(notebook.cells):
-        said = cell.metadata.get("ddpz", {})
+        metadata = cell.metadata.get("ddpz", {})
         for key, letter in SETTLES.items():
-            for number in said.get(key, []):
+            for number in metadata.get(key, []):
                 where = f"cell {position}: {key!r} {number!r}"
                 if number not in there or not number.startswith(letter):
-                    yield f"{where} is no {letter} of ddpz_lite/course/gym/bank/"
+                    yield f"{where} is not a {letter} of ddpz_lite/course/gym/bank/"
                 elif key in BY_RUN and cell.cell_type != "code":
                     yield f"{where} stands in text; it takes a cell that runs"
 

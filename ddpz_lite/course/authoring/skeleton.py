@@ -36,7 +36,7 @@ PARTS = {
         "Predict, then run",
         "four places or more where a learner would be wrong, each a number committed beforehand",
     ),
-    "picture": ("A picture of your run", "the learner's own run, drawn; a knob that teaches"),
+    "picture": ("A picture of your run", "the learner's own run, drawn; a slider that teaches"),
     "break": ("Break it", "one bug that people really have, its message, and how to read it"),
     "production": (
         "In production",
@@ -105,22 +105,22 @@ def files(names: Names, plan: dict) -> dict[str, str]:
 
     plan: what lessons/plan.json says of the lesson, as `learn` and `makes`; may be empty.
     """
-    room = f"ddpz_lite/course/tasks/lesson{names.number}"
+    package = f"ddpz_lite/course/tasks/lesson{names.number}"
     return {
         f"lessons/{names.stem}.ipynb": write_text(_lesson(names, plan)),
         f"solutions/{names.stem}.ipynb": write_text(_solution(names)),
-        f"{room}/__init__.py": "",
-        f"{room}/job.py": _filled("job.txt", names),
-        f"{room}/judge.py": _filled("judge.txt", names),
+        f"{package}/__init__.py": "",
+        f"{package}/job.py": _filled("job.txt", names),
+        f"{package}/judge.py": _filled("judge.txt", names),
         f"tests/answers/lesson{names.number}.py": _filled("answers.txt", names),
     }
 
 
 def without_plan(text: str, number: str) -> tuple[str, dict]:
-    """lessons/plan.json without what it plans for that number; and what it said of it."""
+    """lessons/plan.json without its entry for that number, and that entry."""
     plan = json.loads(text)
-    said = plan["planned"].pop(number, {})
-    return json.dumps(plan, indent=2, ensure_ascii=False) + "\n", said
+    planned = plan["planned"].pop(number, {})
+    return json.dumps(plan, indent=2, ensure_ascii=False) + "\n", planned
 
 
 def _lesson(names: Names, plan: dict) -> nbformat.NotebookNode:

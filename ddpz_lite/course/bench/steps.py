@@ -1,13 +1,13 @@
-"""Step time of our strategies beside those that PyTorch and DeepSpeed bring, on this machine.
+"""Step time of our strategies next to those that PyTorch and DeepSpeed bring, on this machine.
 
 Machines are noisy, so nothing here is a single time. All contestants live in one job, on the same
-ranks; each round lets every one of them take one step, in an order drawn anew, and a ratio is taken
+ranks; each round lets every one of them take one step, in a newly drawn order, and a ratio is taken
 within the round. What is quoted is the median of the ratios.
 
 Every contestant trains the same GPT with the same fused AdamW on the same batches. The times are
 those of whole steps (forward, backward, update), from a barrier to the end of the slowest rank, and
 the processor time of all ranks together: where a core has more than it can do, that is what binds.
-`ALONE` is the floor: every rank trains by itself and no byte moves. What a strategy adds to it is
+`ALONE` is the floor: every rank trains alone and no byte moves. What a strategy adds to it is
 its own cost, and `added` compares that of ours with theirs: by first quartiles, for it is a
 difference of two times, and a neighbour's noise only ever adds to either.
 """
@@ -54,13 +54,12 @@ class Workload:
     batch: int  # sequences per rank and step
     rounds: int
     warmup: int = 3  # rounds that do not count: buckets, gathers and allocators settle
-    model: Callable[[GPTConfig], nn.Module] = GPT
 
     @property
     def num_params(self) -> int:
         """Ψ, without building the model."""
         with torch.device("meta"):
-            return num_params(self.model(self.config))
+            return num_params(GPT(self.config))
 
 
 @dataclass(frozen=True)
@@ -69,31 +68,6 @@ class Times:
 
     seconds: list[float]  # until the slowest rank had ended
     cpu_seconds: list[float]  # of all threads of all ranks
-
-
-class TorchGPT(nn.Module):
-    """A GPT of the same size from torch's own layers: another model, to see whether ratios hold."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        width, options = config.width, {"batch_first": True, "norm_first": True}
-        self.tokens = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.context, width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, config.heads, 4 * width, 0.0, "gelu", **options)
-            for _ in range(config.layers)
-        )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, config.vocab_size, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens (B, T) to logits (B, T, V)."""
-        length, device = tokens.size(1), tokens.device
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=device)
-        x = self.tokens(tokens) + self.positions.weight[:length]  # (B, T, C)
-        for block in self.blocks:
-            x = block(x, mask, is_causal=True)
-        return self.head(self.norm(x))
 
 
 def about(num_params: float, context: int = 64) -> GPTConfig:
@@ -128,8 +102,8 @@ def ratios(times: dict[str, Times], ours: str, peer: str) -> list[float]:
 
 def added(times: dict[str, Times], ours: str, peer: str) -> float:
     """What ours adds to a step without communication, over what theirs adds; nan if that is 0."""
-    floor, mine, its = (first_quartile(times[name].seconds) for name in (ALONE, ours, peer))
-    return (mine - floor) / (its - floor) if its > floor else math.nan
+    floor, own, its = (first_quartile(times[name].seconds) for name in (ALONE, ours, peer))
+    return (own - floor) / (its - floor) if its > floor else math.nan
 
 
 def first_quartile(values: Sequence[float]) -> float:
@@ -172,7 +146,7 @@ def _race(contestants: tuple[str, ...], workload: Workload) -> dict[str, list[tu
 
 def _contestant(name: str, workload: Workload) -> Step:
     torch.manual_seed(0)
-    module = workload.model(workload.config).to(device())
+    module = GPT(workload.config).to(device())
     if name in OURS:
         model, optimizer = parallelize(module, torch.optim.AdamW, stage=OURS[name], **ADAMW)
         return _plain_step(model, optimizer)

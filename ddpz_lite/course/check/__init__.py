@@ -1,10 +1,10 @@
 """Exercises: what is asked, what an answer did, and what that is worth.
 
-One rule holds the room together: the process that runs an answer returns data, never verdicts; who
-gives the verdict never runs an answer.
+One rule holds for the package: the process that runs an answer returns data, never verdicts, and
+the process that judges never runs an answer.
 
 task       what a task is: cases, criteria, points, hints
-job        finds and runs what stands beside an answer, in its process, and returns data
+job        finds and runs what stands next to an answer, in its process, and returns data
 beside     what those jobs watch: bytes held, inputs changed, layouts
 vocabulary what judges of several lessons say and compute
 data       tensors and numbers over the boundary, and nothing else

@@ -1,4 +1,4 @@
-"""What jobs of several lessons do beside an answer: they watch, and return what they saw as data.
+"""What jobs of several lessons do next to an answer: they watch, and return what they saw as data.
 
 Nothing here judges or knows an expected value: it runs in the answer's process.
 """
@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from ddpz_lite.meter.memory_use import storages
 from ddpz_lite.wire import callsite, span
 
-PATIENCE = 2.0  # seconds until other threads count as busy for good
-BLIND = 0.3  # seconds that they are given where nobody can see whether they are busy
+TIMEOUT_S = 2.0  # seconds to wait for other threads
+BLIND = 0.3  # seconds to wait where the system does not say whether they are busy
 PAUSE = 0.002
 
 
@@ -94,14 +94,14 @@ class Holding(TorchDispatchMode):
 
 
 def _settle() -> None:
-    """Wait until no other thread of this process computes: gloo's let go of the tensors of a
-    collective a moment after whoever waits for it goes on.
+    """Wait until no other thread of this process computes: gloo's threads free the tensors of
+    a collective a moment after `wait` has returned.
     """
     sees = os.path.isdir("/proc/self/task")  # not in a sandbox, and not on macOS
-    quiet, patience = 0, time.monotonic() + (PATIENCE if sees else BLIND)
-    while quiet < 2 and time.monotonic() < patience:
+    idle, deadline = 0, time.monotonic() + (TIMEOUT_S if sees else BLIND)
+    while idle < 2 and time.monotonic() < deadline:
         time.sleep(PAUSE)
-        quiet = 0 if _others_run() else quiet + 1
+        idle = 0 if _others_run() else idle + 1
 
 
 def _others_run() -> bool:
@@ -109,7 +109,7 @@ def _others_run() -> bool:
     try:
         others = [task for task in os.listdir("/proc/self/task") if task != me]
         stats = [Path("/proc/self/task", task, "stat").read_text() for task in others]
-    except OSError:  # nobody can see, or a thread has just ended
+    except OSError:  # not on this system, or a thread has just ended
         return True
     return any(stat.rpartition(")")[2].split()[0] == "R" for stat in stats)
 

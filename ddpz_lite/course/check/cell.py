@@ -10,7 +10,7 @@ import re
 import textwrap
 from typing import Any
 
-from ddpz_lite.course import interactive as attended
+from ddpz_lite.course import interactive
 from ddpz_lite.course.check.progress import Progress, own_work
 from ddpz_lite.course.check.score import Verdict, score
 from ddpz_lite.course.check.task import Task, find
@@ -51,8 +51,8 @@ class _Check:
                 f"{task.id} is not solved yet: {task.points} points, about {task.minutes} minutes. "
                 f'Where to begin: check.hint("{task.id}")'
             )
-        text = told(task, verdict)
-        print(coloured(text) if attended.colour() else text)
+        text = verdict_text(task, verdict)
+        print(coloured(text) if interactive.colour() else text)
         if not verdict.solved:
             raise CheckFailed(f"{task.id}: {verdict.points} of {verdict.out_of} points")
 
@@ -73,7 +73,7 @@ class _Check:
 check = _Check()
 
 
-def told(task: Task, verdict: Verdict) -> str:
+def verdict_text(task: Task, verdict: Verdict) -> str:
     """The verdict as the learner reads it."""
     lines = [f"{task.id}   {verdict.points} of {verdict.out_of} points"]
     if verdict.sentence:

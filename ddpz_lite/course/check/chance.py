@@ -1,4 +1,4 @@
-"""Random inputs that are a secret: nobody can compute them from what a rank is given."""
+"""Random inputs that are a secret: they cannot be computed from what a rank is given."""
 
 from __future__ import annotations
 

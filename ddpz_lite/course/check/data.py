@@ -1,6 +1,6 @@
 """Data over the boundary between an answer and its judge: tensors as safetensors, the rest as JSON.
 
-Nothing that is read back can run code, whoever wrote it. What travels: None, bool, int, float, str
+Nothing that is read back can run code, whatever wrote it. What travels: None, bool, int, float, str
 (numpy's as Python's), plain dense tensors; lists, tuples (read back as lists) and dicts of these.
 """
 

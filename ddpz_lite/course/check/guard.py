@@ -2,7 +2,7 @@
 
 What is imported already gets a constructor that raises; what is not imported yet cannot be. So a
 rank does not have to import FSDP to forbid it. Of this library all that stands in strategies/ and
-in built/ is refused, whoever adds it; of torch, what READY_MADE names.
+in built/ is refused, also what is added later; of torch, what READY_MADE names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Refuse:
 
 
 def _dynamo_is_loading() -> bool:
-    """Every torch optimizer imports torch._dynamo, which imports FSDP: that is nobody's answer."""
+    """Every torch optimizer imports torch._dynamo, which imports FSDP: no answer asks for that."""
     spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
     return getattr(spec, "_initializing", False)
 

@@ -1,8 +1,8 @@
-"""What runs beside an answer, in the answer's process: it hands over inputs and returns data.
+"""What runs next to an answer, in the answer's process: it hands over inputs and returns data.
 
 A job is `job(answer, **inputs) -> data`. It runs on every rank, inside a process group, as a
-plain program of torch.distributed would. It holds no expected value and no reference: whoever reads
-this process's memory finds nothing to copy. `dz.span("...")` names what a judge wants to look at.
+plain program of torch.distributed would. It holds no expected value and no reference: code that
+reads this process's memory finds nothing to copy. `dz.span("...")` names what a judge looks at.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from typing import Any
 
 import nbformat
 
-from ddpz_lite.course.check.cell import told
+from ddpz_lite.course.check.cell import verdict_text
 from ddpz_lite.course.check.score import Finding, Verdict
 from ddpz_lite.course.check.task import Task, lessons, tasks
 
@@ -97,7 +97,7 @@ def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _folded(text: str) -> nbformat.NotebookNode:
-    """The output of a check that has not run: closed, so that nobody takes it for a verdict."""
+    """The output of a check that has not run: closed, so that it is not taken for a verdict."""
     page = f"<details><summary>{WHEN_SOLVED}</summary><pre>{html.escape(text)}</pre></details>"
     data = {"text/html": page, "text/plain": f"{WHEN_SOLVED}\n\n{text}"}
     return nbformat.v4.new_output("display_data", data=data)
@@ -106,7 +106,7 @@ def _folded(text: str) -> nbformat.NotebookNode:
 def praise(task: Task) -> str:
     """What the check of a solved task prints."""
     findings = tuple(Finding(a.says, a.points, a.points, "pass") for a in task.criteria)
-    return told(task, Verdict(task.id, "ok", findings)) + "\n"
+    return verdict_text(task, Verdict(task.id, "ok", findings)) + "\n"
 
 
 def role(cell: Any) -> str | None:
@@ -240,9 +240,9 @@ def _text(source: str, task: Task) -> Iterator[str]:
     if not source.startswith("## "):
         yield "it must begin with a heading, '## ...'"
     for amount, word in ((task.points, "points"), (task.minutes, "minutes")):
-        said = re.findall(rf"(\d+) {word}", source)
-        if str(amount) not in said:
-            yield f"it says {' and '.join(said) or 'no'} {word}; the task has '{amount} {word}'"
+        numbers = re.findall(rf"(\d+) {word}", source)
+        if str(amount) not in numbers:
+            yield f"it says {' and '.join(numbers) or 'no'} {word}; the task has '{amount} {word}'"
 
 
 def _answer(source: str, task: Task) -> Iterator[str]:
@@ -251,7 +251,7 @@ def _answer(source: str, task: Task) -> Iterator[str]:
     except Malformed as error:
         yield str(error)
     except SyntaxError as error:
-        yield f"without its solution it is no Python any more: {error.msg}, line {error.lineno}"
+        yield f"without its solution it is not Python any more: {error.msg}, line {error.lineno}"
     else:
         names = [part.name for part in body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
         if task.answer not in names:
@@ -321,7 +321,7 @@ def stale(solutions: Path, exercises: Path) -> tuple[dict[Path, str], list[str]]
 
 
 def answered(path: Path) -> list[str]:
-    """The tasks of an exercise file whose answer cell has lost its stub: somebody worked there."""
+    """The tasks of an exercise file whose answer cell no longer has its stub."""
     return [
         str(of(cell))
         for cell in read(path).cells

@@ -51,7 +51,7 @@ class Progress:
         return self.marks.setdefault(task, Mark())
 
     def copy(self) -> Path:
-        """Copy the file as it is now to one beside it, and return that."""
+        """Copy the file as it is now to one next to it, and return that."""
         beside = self.path.with_name("progress-before-reset.json")
         shutil.copy(self.path, beside)
         return beside

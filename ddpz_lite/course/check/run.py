@@ -48,7 +48,7 @@ def observe(task: Task, answer: Any, cases: Sequence[Case]) -> list[Observed]:
 
     Criteria pull them: an answer that fails the first criterion in one case is run in no other. The
     stub is run once: it says the same in all of them. After a case that used up its time the others
-    are not run, so that whoever wrote an endless loop waits for it once.
+    are not run, so that one waits once for an endless loop.
     """
     judging = Judging(task, cases)
     while (index := judging.wanted()) is not None:
@@ -68,8 +68,8 @@ def judge_all(
     """The verdict on each answer, as `score(task, observe(...))` gives it, in far fewer launches.
 
     Answers that need the same case have their turns in one launch; those that do not come to their
-    end there are run by themselves. Not exact: whoever does not come to its end has "raised", and
-    nothing is run again to say how. seconds: until a turn is ended; by default the case's own time.
+    end there are run alone. Not exact: one that does not come to its end has "raised", and nothing
+    is run again to say how. seconds: until a turn is ended; by default the case's own time.
     enough(number of an answer, its judging so far): whether what it did in other cases is of no
     interest.
     """
@@ -101,7 +101,7 @@ def _add(judging: Judging, index: int, seen: Observed) -> None:
 
 
 def _observe(task: Task, answer: Any, case: Case) -> Observed:
-    inputs = [data.pack(mine) for mine in case.inputs]
+    inputs = [data.pack(given) for given in case.inputs]
     try:
         run = launch(
             _on_rank,

@@ -11,7 +11,7 @@ NO_FORM = (
     "What came back does not have the form that the task asks for: its docstring names types and "
     "shapes."
 )
-NO_END = "not judged: the run told above did not come to its end"
+NO_END = "not judged: the run reported above did not come to its end"
 
 STATUS = {  # by outcome, the first that applies
     "refused": "refused",
@@ -41,7 +41,7 @@ class Verdict:
     task: str
     status: str
     findings: tuple[Finding, ...]
-    sentence: str = ""  # about the whole, where no criterion can say it
+    sentence: str = ""  # about the answer as a whole, where no criterion can say it
 
     @property
     def points(self) -> int:
@@ -80,7 +80,7 @@ class Judging:
     def __init__(self, task: Task, cases: Sequence[Case]) -> None:
         self.task, self.cases = task, cases
         self.seen: dict[int, Observed] = {}
-        self._said: dict[tuple[str, int], str | None] = {}  # what a judge said of a case
+        self._sentences: dict[tuple[str, int], str | None] = {}  # by criterion and case
 
     def add(self, index: int, observed: Observed) -> None:
         """What the answer did in the case of that number."""
@@ -106,30 +106,30 @@ class Judging:
 
     def failed(self) -> dict[str, str]:
         """{what a criterion says: its sentence} for all that fail in what has been seen."""
-        said = ((a.says, self._sentence(a, i)) for a in self.task.criteria for i in self._seen(a))
-        return {says: sentence for says, sentence in said if sentence is not None}
+        found = ((a.says, self._sentence(a, i)) for a in self.task.criteria for i in self._seen(a))
+        return {says: sentence for says, sentence in found if sentence is not None}
 
     def verdict(self) -> Verdict:
         """Points and sentences, from what has been seen."""
         task, seen = self.task, self.observed()
         if all(observed.outcome in ("unsolved", "refused") for observed in seen):
-            whole = seen[0]
+            first = seen[0]
             blank = tuple(Finding(a.says, 0, a.points, "not judged") for a in task.criteria)
-            return Verdict(task.id, STATUS[whole.outcome], blank, whole.sentence)
+            return Verdict(task.id, STATUS[first.outcome], blank, first.sentence)
         findings: list[Finding] = []
-        told: set[str] = set()
+        reported: set[str] = set()
         ends: set[str] = set()  # of the cases that criteria failed in
         for criterion in task.criteria:
             if findings and findings[0].outcome == "fail":
                 found = Finding(criterion.says, 0, criterion.points, "not judged")
             else:
-                found = self._find(criterion, told, ends)
+                found = self._find(criterion, reported, ends)
             findings.append(found)
         solved = all(finding.outcome == "pass" for finding in findings)
         status = next((word for end, word in STATUS.items() if end in ends), "wrong")
         return Verdict(task.id, "ok" if solved else status, tuple(findings))
 
-    def _find(self, criterion: Criterion, told: set[str], ends: set[str]) -> Finding:
+    def _find(self, criterion: Criterion, reported: set[str], ends: set[str]) -> Finding:
         if not self._looked_at(criterion):
             raise ValueError(f"no case has a kind that the criterion {criterion.says!r} looks at")
         for index in self._seen(criterion):
@@ -137,10 +137,10 @@ class Judging:
             if sentence is None:
                 continue
             ends.add(self.seen[index].outcome)
-            if sentence in told and self.seen[index].outcome != "ok":
+            if sentence in reported and self.seen[index].outcome != "ok":
                 return Finding(criterion.says, 0, criterion.points, "not judged", NO_END)
-            where = "as above" if sentence in told else f"{sentence} ({self.cases[index].says})"
-            told.add(sentence)
+            where = "as above" if sentence in reported else f"{sentence} ({self.cases[index].says})"
+            reported.add(sentence)
             return Finding(criterion.says, 0, criterion.points, "fail", where)
         if self._seen(criterion) != self._looked_at(criterion):
             return Finding(criterion.says, 0, criterion.points, "not judged")
@@ -154,11 +154,11 @@ class Judging:
         return [i for i, case in enumerate(self.cases) if not kinds or case.kind in kinds]
 
     def _sentence(self, criterion: Criterion, index: int) -> str | None:
-        if (criterion.says, index) not in self._said:
+        if (criterion.says, index) not in self._sentences:
             seen = self.seen[index]
-            said = _judge(criterion, seen) if seen.outcome == "ok" else seen.sentence
-            self._said[criterion.says, index] = said
-        return self._said[criterion.says, index]
+            sentence = _judge(criterion, seen) if seen.outcome == "ok" else seen.sentence
+            self._sentences[criterion.says, index] = sentence
+        return self._sentences[criterion.says, index]
 
 
 def _judge(criterion: Criterion, observed: Observed) -> str | None:

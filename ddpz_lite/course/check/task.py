@@ -1,6 +1,6 @@
 """What a task is, and what is seen of an answer to it.
 
-A task draws cases. Each case runs the answer once, on as many ranks as it says, beside a job that
+A task draws cases. Each case runs the answer once, on as many ranks as it says, next to a job that
 hands it its inputs and returns data (`tasks.lessonNN.job`). What came back and what the wire saw is
 an `Observed`. Criteria judge it (`tasks.lessonNN.judge`): each looks at one property and gives a
 sentence where the property is missing.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ddpz_lite.wire import Network, Record, Span
 
-TASKS = f"{__package__.rpartition('.')[0]}.tasks"  # the room of the tasks, a folder a lesson
+TASKS = f"{__package__.rpartition('.')[0]}.tasks"  # a folder for each lesson
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Observed:
     spans: Sequence[Span] = ()
 
     def span(self, rank: int, name: str) -> Span:
-        """The stretch of time that the job named, on this rank; the last one of that name."""
+        """The span that the job named, on this rank; the last one of that name."""
         return self._named.get((rank, name), [])[-1]
 
     def calls(self, rank: int, during: str | None = None) -> list[Record]:

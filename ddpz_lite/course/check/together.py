@@ -3,7 +3,7 @@
 A turn has its own process group, its own ledger and an answer unpacked for it alone, so what one
 does to its ranks is not seen by the next. Ranks leave what they saw in files; when the launch dies,
 the turns that were over are kept. A turn that did not end well on every rank has no result here:
-who asked for it runs that answer by itself, and hears the whole story.
+the caller then runs that answer alone, and gets the full report.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def observe_together(
 
     seconds: until a turn is ended; by default the case's own time.
     """
-    inputs = [data.pack(mine) for mine in case.inputs]
+    inputs = [data.pack(given) for given in case.inputs]
     seen: list[Observed | None] = [None] * len(answers)
     calls = {number: call for number, a in enumerate(answers) if (call := _call(a)) is not None}
     left = list(calls)
@@ -89,12 +89,12 @@ def _launch(about: tuple, case: Case) -> list[Observed | None]:
     return ended
 
 
-def _observed(case: Case, told: Sequence[tuple]) -> Observed | None:
-    if any(body is None for body, _ in told):
+def _observed(case: Case, of_ranks: Sequence[tuple]) -> Observed | None:
+    if any(body is None for body, _ in of_ranks):
         return None
-    results = [data.unpack(body) for body, _ in told]
-    ledger = [record for _, (records, _) in told for record in records]
-    spans = [span for _, (_, spans) in told for span in spans]
+    results = [data.unpack(body) for body, _ in of_ranks]
+    ledger = [record for _, (records, _) in of_ranks for record in records]
+    spans = [span for _, (_, spans) in of_ranks for span in spans]
     return Observed(case, "ok", "", results, ledger, spans)
 
 
@@ -127,12 +127,12 @@ def _on_rank(
         signal.setitimer(signal.ITIMER_REAL, seconds)
         body = _turn(job, call, data.unpack(inputs[rank]), guarded)
         signal.setitimer(signal.ITIMER_REAL, seconds)  # a finalizer may hang, too
-        told = (body, wire.renew())
+        result = (body, wire.renew())
         wire.mark("raised" if body is None else "returned")
         if body is None:
-            _leave()  # whoever waits for this rank need not wait
+            _leave()  # so that no rank waits for this one
         partial = Path(folder, f"{number}.{rank}.part")
-        partial.write_bytes(pickle.dumps(told))
+        partial.write_bytes(pickle.dumps(result))
         partial.rename(_file(folder, number, rank))
         while not all(_file(folder, number, peer).exists() for peer in range(world)):
             time.sleep(PAUSE)

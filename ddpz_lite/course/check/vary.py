@@ -2,7 +2,7 @@
 
 A job calls the answer several times on one rank, in a list of calls. An answer that remembers what
 it met first, by shape or at all, is found by a later call of the same shapes in which one argument
-alone is another. A task states the other values as data beside its cases.
+alone is another. A task states the other values as data next to its cases.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ def explain_number(
     if value is None:
         return f"{what} must be a number, not {type(got).__name__}."
 
-    def near(other: float) -> bool:
+    def is_close(other: float) -> bool:
         return value == other or abs(value - other) <= rtol * abs(other)
 
-    if near(wanted):
+    if is_close(wanted):
         return None
     for words, candidate in mistakes.items():
-        if near(candidate):
+        if is_close(candidate):
             return f"{what} {words}"
     return f"{what} is {value:.6g}, which is wrong."
 
@@ -84,9 +84,9 @@ def same_on_all_ranks(seen: Observed, values: Callable[[Any], Sequence[Any]]) ->
     """values: what a rank returned -> the tensors that must have the same bits on all ranks."""
     first = list(values(seen.data[0]))
     for rank, got in enumerate(seen.data):
-        mine = list(values(got))
-        same = [close(a, b, bitwise=True) for a, b in zip(mine, first, strict=False)]
-        if len(mine) != len(first) or not all(same):
+        ours = list(values(got))
+        same = [close(a, b, bitwise=True) for a, b in zip(ours, first, strict=False)]
+        if len(ours) != len(first) or not all(same):
             return f"Ranks 0 and {rank} do not hold the same bits."
     return None
 
@@ -109,7 +109,7 @@ def nbytes(call: Record) -> int:
 
 def moved(call: Record) -> int:
     """Bytes that this rank sent. A reduce counts its tensor once: gloo's ring sends up to half as
-    much again, which whoever asks for a sum on one rank cannot help.
+    much again, which an answer cannot change.
     """
     if call.op != "reduce":
         return call.bytes_sent

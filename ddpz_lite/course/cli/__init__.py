@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ddpz {options.command}: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if (told := missing(error)) is None:
+        if (problem := missing(error)) is None:
             raise
-        print(f"ddpz {options.command}: {told}", file=sys.stderr)
+        print(f"ddpz {options.command}: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"ddpz {options.command}: interrupted", file=sys.stderr)
@@ -105,7 +105,6 @@ def _bench_command(commands) -> None:
     bench.add_argument("--context", type=int, default=64, help="tokens per sequence (64)")
     bench.add_argument("--rounds", type=int, default=20, help="rounds that count (20)")
     bench.add_argument("--peers", action="store_true", help="with PyTorch's own, and DeepSpeed")
-    bench.add_argument("--torch-gpt", action="store_true", help="a GPT made of torch's own layers")
 
 
 def _explain_command(commands) -> None:
@@ -244,7 +243,6 @@ def _gym_command(commands) -> None:
     gym.add_argument("--language", choices=["en", "zh"], default="en", help="en or zh (Chinese)")
     gym.add_argument("--mock", action="store_true", help="an interview: twelve cards, a report")
     gym.add_argument("--seed", type=int, default=None, help="with --mock: the same cards again")
-    gym.add_argument("--standing", action="store_true", help="ask nothing; say how you stand")
 
 
 def _grade_command(commands) -> None:

@@ -13,8 +13,7 @@ def run(options: argparse.Namespace) -> int:
     if min(options.ranks) < 1 or options.rounds < 1 or options.batch < 1 or options.millions <= 0:
         raise UserError("--ranks, --rounds, --batch and --millions must be positive.")
     config = steps.about(1e6 * options.millions, options.context)
-    model = steps.TorchGPT if options.torch_gpt else steps.GPT
-    workload = steps.Workload(config, options.batch, options.rounds, model=model)
+    workload = steps.Workload(config, options.batch, options.rounds)
     names = list(steps.OURS)
     if options.peers:
         names += [
@@ -22,9 +21,8 @@ def run(options: argparse.Namespace) -> int:
             *steps.PEERS.values(),
             *(steps.DEEPSPEED if steps.deepspeed_here() else ()),
         ]
-    kind = "GPT of torch's layers" if options.torch_gpt else "GPT"
     print(
-        f"{kind} of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
+        f"GPT of {workload.num_params / 1e6:.1f} M parameters, batch {options.batch} x "
         f"{options.context} per rank, median of {options.rounds} interleaved rounds, "
         "one thread a rank"
     )

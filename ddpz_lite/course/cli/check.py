@@ -91,7 +91,7 @@ def _execute(notebook: nbformat.NotebookNode, path: Path, timeout: float) -> str
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    on = {"interrupt_on_timeout": True, "allow_errors": True}  # go on: the other tasks count
+    on = {"interrupt_on_timeout": True, "allow_errors": True}  # continue: the other tasks count
     client = client_of(notebook, path, timeout, **on)
     with tqdm(total=len(notebook.cells), unit="cell", leave=False, disable=None) as bar:
         client.on_cell_complete = lambda **_: bar.update()

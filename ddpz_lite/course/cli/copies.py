@@ -9,11 +9,11 @@ from ddpz_lite.course.cli.shared import UserError, folder
 
 
 def run(options: Namespace) -> int:
-    """Make what is missing, update what nobody wrote in, and say what happened."""
+    """Make what is missing, update those without work in them, and say what happened."""
     root = folder("lessons").parent
     root = root.parent if root.name == copies.MY else root
     try:
-        print("\n".join(copies.told(copies.update(root))))
+        print("\n".join(copies.outcome_lines(copies.update(root))))
     except copies.Damaged as error:
         raise UserError(str(error)) from None
     except OSError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ddpz_lite.course.cli import machine
 from ddpz_lite.course.cli.shared import UserError
+from ddpz_lite.course.grader import probe
 
 ELEMENTS = 1 << 18  # of float32: 1 MiB, large enough that the time is the transport's
 REPEATS = 5
@@ -56,7 +57,7 @@ def run(options: Namespace) -> int:
     result = all_reduce(ranks)
     _print_rows(machine_rows())
     _print_rows([("4 ranks run" if ranks == 4 else f"{ranks} ranks run", how(result))])
-    _print_rows([("for more", line) for line in cures()])
+    _print_rows([("for more", line) for line in fixes()])
     print(last_line(result))
     return 0 if result.right else 1
 
@@ -68,7 +69,7 @@ def machine_rows() -> list[tuple[str, str]]:
     """(name, fact) pairs, without the paths of this machine."""
     import torch
 
-    cores, memory = machine.cores(), machine.memory()
+    cores, memory, sandbox = machine.cores(), machine.memory(), probe()
     build = torch.version.cuda and f"CUDA {torch.version.cuda}"
     build = build or (torch.version.hip and f"ROCm {torch.version.hip}") or "CPU"
     limit = f" of {cores.total} ({cores.limit})" if cores.limit else ""
@@ -82,8 +83,7 @@ def machine_rows() -> list[tuple[str, str]]:
         ("disk", f"{shutil.disk_usage('.').free / GB:.1f} GB free here"),
         ("GPUs", gpus()),
         ("backends", ", ".join(backends()) or "none: this torch was built without them"),
-        ("fork server", _works(machine.fork_server())),
-        ("sandbox", _works(machine.sandbox())),
+        ("sandbox", "works" if sandbox.ok else f"no: {sandbox.why}"),
         ("Chromium", "found" if machine.browser() else "not found"),
     ]
 
@@ -119,10 +119,6 @@ def backends() -> list[str]:
     return [name for name, available in known.items() if available()]
 
 
-def _works(probe: machine.Probe) -> str:
-    return "works" if probe.works else f"no: {probe.reason}"
-
-
 # ---- what will run how, and what would give more ----
 
 
@@ -140,7 +136,7 @@ def how(result: Result) -> str:
     return f"over {first.backend}, sharing {len(devices)} GPU{'s' * (len(devices) > 1)}"
 
 
-def cures() -> list[str]:
+def fixes() -> list[str]:
     """What is worth installing or changing here; empty when nothing is."""
     import torch
 
@@ -153,9 +149,9 @@ def cures() -> list[str]:
         advice.append(
             "Chromium, and make test-rest drives the notebooks in it: sudo apt install chromium"
         )
-    sandbox = machine.sandbox()
-    if not sandbox.works:
-        advice.append(f"the sandbox for strangers' code needs user namespaces ({sandbox.reason})")
+    sandbox = probe()
+    if not sandbox.ok:
+        advice.append(f"the sandbox for strangers' code needs user namespaces ({sandbox.why})")
     return advice
 
 
@@ -207,7 +203,7 @@ def last_line(result: Result) -> str:
     if result.error:
         return (
             f"all-reduce on {result.ranks} ranks FAILED: {result.error}\n"
-            "Fix: make clean, then make lab, which installs everything anew; if it fails again, "
+            "Fix: make clean, then make lab, which installs everything again; if it fails again, "
             "check that nothing forbids connections on the loopback interface."
         )
     terms = " + ".join(map(str, range(1, result.ranks + 1))) if result.ranks <= 8 else "the ranks"

@@ -1,6 +1,6 @@
 """`ddpz exercises`: make the learner's copies of the exercises from their masters, or compare them.
 
-It never overwrites a copy in which somebody has worked.
+It never overwrites a copy that holds work.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def _graded(
         if options.nbval:
             both = zip(submissions, results, strict=True)
             graded = [submission for submission, one in both if isinstance(one, Grade)]
-            # A run is a kernel and up to four ranks, and a check's own deadlines know no patience.
+            # A run is a kernel and up to four ranks, and a check's own deadlines are short.
             jobs = max(1, (options.jobs or cores().usable) // 2)
             nbval_reports = nbval.run_all(graded, exercises, terms, out, pool, jobs=jobs)
     grades = [one for one in results if isinstance(one, Grade)]

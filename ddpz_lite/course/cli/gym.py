@@ -6,27 +6,19 @@ import shutil
 import textwrap
 import unicodedata
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from ddpz_lite.course.cli.shared import UserError, folder
-from ddpz_lite.course.gym.bank import Card, Words, cards
+from ddpz_lite.course.gym.bank import Card, cards
 from ddpz_lite.course.gym.deck import Deck, Rating, now
-from ddpz_lite.course.gym.interview import ALL, draw, report
+from ddpz_lite.course.gym.interview import draw, report
 from ddpz_lite.course.gym.proofs import Proof, proofs
 from ddpz_lite.course.gym.session import Session, in_words, says
 
 WIDTH = 100  # characters at most
 MOST_PROOFS = 3
-HEAD = (
-    Words("topic", "主题"),
-    Words("cards", "卡片"),
-    Words("seen", "见过"),
-    Words("due", "到期"),
-    Words("known now", "现在会"),
-)
 KEYS = {"1": Rating.AGAIN, "2": Rating.HARD, "3": Rating.GOOD, "4": Rating.EASY}
 
 
@@ -37,9 +29,6 @@ def run(options: Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from None
     there = _chosen(options)
-    if options.standing:
-        print(_table(standing(there, deck, now(), options.language)))
-        return 0
     if options.mock:
         asked = draw(there, deck, now(), Random(options.seed))
     else:
@@ -125,27 +114,10 @@ def _rated(session: Session, language: str) -> Rating | None:
     return KEYS[key]
 
 
-def standing(
-    there: Iterable[Card], deck: Deck, at: datetime, language: str = "en"
-) -> list[list[str]]:
-    """A row for each topic: cards, seen, due, and the share that would be recalled now."""
-    by_topic: dict[str, list[Card]] = {}
-    for card in there:
-        by_topic.setdefault(card.topic.of(language), []).append(card)
-    rows = [[word.of(language) for word in HEAD]]
-    every = [card for ones in by_topic.values() for card in ones]
-    for topic, ones in [*by_topic.items(), (ALL.of(language), every)]:
-        seen = [card for card in ones if card.id in deck.memories]
-        due = deck.due(ones, at, new=0)
-        known = sum(deck.known(card, at) for card in ones) / len(ones)
-        rows.append([topic, f"{len(ones)}", f"{len(seen)}", f"{len(due)}", f"{known:.0%}"])
-    return rows
-
-
 def _summary(session: Session, there: Sequence[Card], deck: Deck, language: str) -> str:
     known = sum(one.rating >= Rating.GOOD for one in session.asked)
-    said = [says("known", language, known, len(session.asked)), _nothing(there, deck, language)]
-    return (" " if language == "en" else "").join(said)
+    lines = [says("known", language, known, len(session.asked)), _nothing(there, deck, language)]
+    return (" " if language == "en" else "").join(lines)
 
 
 def _nothing(there: Sequence[Card], deck: Deck, language: str) -> str:

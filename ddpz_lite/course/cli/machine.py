@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +16,6 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PROBE_SECONDS = 20.0
-FORK_SERVER = """
-import multiprocessing, sys, time
-process = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(0,))
-process.start()
-process.join()
-sys.exit(process.exitcode)
-"""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Whether something was seen to work; `reason` says why it did not."""
-
-    works: bool
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,39 +94,6 @@ def _read_up(root: Path, name: str) -> list[str]:
         folders |= {root / part for part in (Path(group), *Path(group).parents)}
     found = [folder / name for folder in sorted(folders) if (folder / name).is_file()]
     return [path.read_text().strip() for path in found]
-
-
-def fork_server() -> Probe:
-    """Start a process through multiprocessing's fork server, in a Python of its own."""
-    if sys.platform == "win32":
-        return Probe(False, "Windows has none: run the course in WSL 2")
-    return _try([sys.executable, "-c", FORK_SERVER])
-
-
-def sandbox() -> Probe:
-    """Enter the sandbox in which `ddpz grade` runs a stranger's code, and leave it."""
-    from ddpz_lite.course.grader import probe
-
-    found = probe()
-    return Probe(found.ok, found.why)
-
-
-def _try(command: list[str]) -> Probe:
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return Probe(False, f"no answer in {PROBE_SECONDS:.0f} s")
-    if done.returncode == 0:
-        return Probe(True)
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return Probe(False, said[-1] if said else f"status {done.returncode}")
 
 
 def browser() -> str | None:

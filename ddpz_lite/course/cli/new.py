@@ -17,8 +17,8 @@ def run(options: Namespace) -> int:
     names = skeleton.Names(options.lesson, options.title.strip(), options.task)
     _check(names)
     plan_file = root / "lessons/plan.json"
-    plan, said = skeleton.without_plan(plan_file.read_text(encoding="utf-8"), names.number)
-    texts = skeleton.files(names, said)
+    plan, planned = skeleton.without_plan(plan_file.read_text(encoding="utf-8"), names.number)
+    texts = skeleton.files(names, planned)
     _refuse(root, names.number, texts)
     texts["lessons/plan.json"] = plan
     for name, text in texts.items():

@@ -30,12 +30,12 @@ def folder(name: str) -> Path:
 def exercises() -> list[Path]:
     """Where exercises may lie, first of all the learner's own copies."""
     blank = folder("exercises")
-    mine = blank.parent / MY / "exercises"
-    return [mine, blank] if any(mine.glob("*.ipynb")) else [blank]
+    own = blank.parent / MY / "exercises"
+    return [own, blank] if any(own.glob("*.ipynb")) else [blank]
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """A path, as short as possible from here."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -55,6 +55,6 @@ def missing(error: ModuleNotFoundError) -> UserError | None:
         return None
     for line in wanted:
         if found := re.match(rf"{re.escape(package)}\b(?!-).*extra == [\"'](\w+)", line):
-            cure = f'in the folder of the course: pip install ".[{found[1]}]", or make setup'
-            return UserError(f"{package} is not installed. Fix: {cure}.")
+            fix = f'in the folder of the course: pip install ".[{found[1]}]", or make setup'
+            return UserError(f"{package} is not installed. Fix: {fix}.")
     return None

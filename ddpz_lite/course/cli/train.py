@@ -113,7 +113,7 @@ def check(recipe: Recipe) -> None:
         if found and not recipe.resume:
             raise ValueError(
                 f"{recipe.checkpoint} holds checkpoints already, the newest {found[0].name}. "
-                "Fix: --resume goes on from there; another --checkpoint folder starts anew."
+                "Fix: --resume continues from there; another --checkpoint starts from scratch."
             )
 
 
@@ -208,9 +208,9 @@ def meet(store: Any, rank: int, world_size: int, wait: float = 300.0) -> None:
 def unconnected(error: RuntimeError) -> str:
     """The words for ranks that have met in the store, and cannot reach each other."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
-    said = f"GLOO_SOCKET_IFNAME is {named}" if named else "GLOO_SOCKET_IFNAME is not set"
+    given = f"GLOO_SOCKET_IFNAME is {named}" if named else "GLOO_SOCKET_IFNAME is not set"
     return (
-        f"the ranks have met, and cannot reach each other: {str(error).splitlines()[0]} ({said}). "
+        f"the ranks have met, and cannot reach each other: {str(error).splitlines()[0]} ({given}). "
         "Fix: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, on each node, to the interface that "
         "leads to the others (`ip route get ADDRESS` names it)."
     )

@@ -1,6 +1,6 @@
 """Grade notebooks of others: their code is run, and nothing that it reports is believed.
 
-There are three layers, and imports go only downwards. The class layer (the files beside this one)
+There are three layers, and imports go only downwards. The class layer (the files next to this one)
 takes submissions in, grades them and writes reports. It asks the arena to run the cases of a task;
 there, ranks reach each other only through a broker. Each rank runs in a sandbox.
 

@@ -21,7 +21,7 @@ class Pristine:
     name: str  # "03_data_parallel"
     title: str
     cells: tuple[tuple[str, str, str | None], ...]  # id, source, task (None: a given cell)
-    notebook: str = field(default="", repr=False)  # the whole learner's copy, as a file's text
+    notebook: str = field(default="", repr=False)  # the learner's copy, as a file's text
     # answer cell's id -> the official source, where solutions/ is there; leaves the grader never
     solutions: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -62,6 +62,6 @@ def pristine(path: Path) -> Pristine:
         if notebooks.role(cell) in ("given", "answer")
     )
     about = notebook.metadata["ddpz"]
-    whole = notebooks.write_text(copy)
+    text = notebooks.write_text(copy)
     solutions = {cell.id: cell.source for cell in code} if solved else {}
-    return Pristine(about["exercise"], path.stem, about["title"], cells, whole, solutions)
+    return Pristine(about["exercise"], path.stem, about["title"], cells, text, solutions)

@@ -126,7 +126,7 @@ def gradescope(report: Report) -> str:
     """
     tests = [_task(v, report) for grade in report.grades for v in grade.verdicts]
     tests += [_lost(one) for one in report.lost]
-    whole = {
+    results = {
         "score": report.points,
         "execution_time": round(sum(grade.seconds for grade in report.grades)),
         "output": report.stamp,
@@ -136,7 +136,7 @@ def gradescope(report: Report) -> str:
         "tests": tests,
         "extra_data": {"sha256": [grade.sha256 for grade in report.grades], **report.stamps},
     }
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(results, indent=1, ensure_ascii=False) + "\n"
 
 
 def _task(verdict: Verdict, report: Report) -> dict[str, Any]:

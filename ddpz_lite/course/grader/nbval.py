@@ -174,7 +174,7 @@ def read(raw: bytes) -> dict[str, tuple[str, str]]:
             raise NoReport("it holds a declaration, which pytest never writes")
         root = ElementTree.fromstring(text)
     except (UnicodeDecodeError, ElementTree.ParseError) as error:
-        raise NoReport(f"it is no XML ({error})") from None
+        raise NoReport(f"it is not XML ({error})") from None
     return {case.get("name", ""): _outcome(case) for case in root.iter("testcase")}
 
 

@@ -89,11 +89,11 @@ def _as_it_lies(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[
         yield HandIn("", str(path), where, problems=[(where, LINK)])
         return
     if os.path.isdir(path):
-        whole = Path(os.path.realpath(path))  # ".." is not a name
-        yield from _class(OnDisk(whole.name, str(whole), in_path(whole.name)), names, stack)
+        real = Path(os.path.realpath(path))  # ".." is not a name
+        yield from _class(OnDisk(real.name, str(real), in_path(real.name)), names, stack)
         return
-    whole = Path(os.path.realpath(path.parent), path.name)
-    file = on_disk(whole, in_path(path.name))
+    real = Path(os.path.realpath(path.parent), path.name)
+    file = on_disk(real, in_path(path.name))
     if file.zipped:
         try:
             yield from _class(unzipped(file, stack), names, stack)
@@ -102,7 +102,7 @@ def _as_it_lies(path: Path, names: Sequence[str], stack: ExitStack) -> Iterator[
             yield HandIn(file.stem, file.path, file.where, problems=[problem])
         return
     own = not is_exercise(file.stem, names) and path.suffix.lower() == ".ipynb"
-    place = file.path if own else str(whole.parent)
+    place = file.path if own else str(real.parent)
     yield HandIn(file.stem if own else _owner(place), place, file.where, [file], own=own)
 
 

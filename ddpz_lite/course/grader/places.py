@@ -208,10 +208,10 @@ def below(folder: Folder) -> Iterator[FolderContents]:
 
 def gathered(folder: Folder) -> FolderContents:
     """All that lies below a folder, in the order of names, zips after notebooks."""
-    whole = FolderContents()
+    contents = FolderContents()
     for found in below(folder):
-        whole.files += found.files
-        whole.others += found.others
-        whole.problems += found.problems
-    whole.files.sort(key=lambda file: (file.zipped, file.path))
-    return whole
+        contents.files += found.files
+        contents.others += found.others
+        contents.problems += found.problems
+    contents.files.sort(key=lambda file: (file.zipped, file.path))
+    return contents

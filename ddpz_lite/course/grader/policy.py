@@ -145,10 +145,10 @@ def apply(
     left: dict[str, int] = {}  # grace days by student
     done: dict[Key, Grade] = {}
     for grade in sorted(grades, key=lambda grade: _due(policy, grade)):
-        mine = by_key.get((folded(grade.student), grade.lesson), [])
-        marked = _marked(grade, mine)
-        said = [note.submitted for note in mine if note.submitted]
-        at = said[-1] if said else times.get((grade.student, grade.lesson))
+        own = by_key.get((folded(grade.student), grade.lesson), [])
+        marked = _marked(grade, own)
+        handed_in = [note.submitted for note in own if note.submitted]
+        at = handed_in[-1] if handed_in else times.get((grade.student, grade.lesson))
         days = _days(policy, grade, at, (grade.student, grade.lesson) in late)
         days_left = left.setdefault(grade.student, policy.grace_days)
         used = min(days, days_left)

@@ -58,24 +58,24 @@ class _Bounded(io.FileIO):
         return super().read(size)
 
 
-def unzipped(whole: NotebookFile, stack: ExitStack) -> InZip:
+def unzipped(archive_file: NotebookFile, stack: ExitStack) -> InZip:
     """A zip as a folder. Raises NotTaken.
 
     It stays open in `stack`: opening it for each notebook would read its list each time.
     """
     try:
-        if not os.path.lexists(whole.path):  # it lies in another zip
+        if not os.path.lexists(archive_file.path):  # it lies in another zip
             raise NotTaken(NESTED)
-        file = stack.enter_context(_Bounded(opened(whole.path), "rb"))
+        file = stack.enter_context(_Bounded(opened(archive_file.path), "rb"))
         if os.fstat(file.fileno()).st_size > ARCHIVE:
             raise NotTaken(f"the zip is larger than {ARCHIVE // MIB} MiB")
         archive = stack.enter_context(zipfile.ZipFile(file))
-        return _tree(archive, whole)
+        return _tree(archive, archive_file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise NotTaken(f"the zip cannot be read: {in_path(str(error))}") from None
 
 
-def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
+def _tree(archive: zipfile.ZipFile, archive_file: NotebookFile) -> InZip:
     """The folders of a zip. A list that is as long as it likes costs its length, once."""
     members = archive.infolist()
     if not members:
@@ -83,7 +83,7 @@ def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
     size = sum(member.file_size for member in members if is_notebook_or_zip(member.filename))
     if size > UNPACKED:
         raise NotTaken(f"the zip's notebooks are larger than {UNPACKED // MIB} MiB together")
-    top = InZip(whole.stem, whole.path, whole.where)
+    top = InZip(archive_file.stem, archive_file.path, archive_file.where)
     folders, seen = {(): top}, set()
     for member in sorted(members, key=lambda member: member.filename):
         member.filename = member.filename.replace("\\", "/")
@@ -91,7 +91,7 @@ def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
         problem = _unsafe(member, parts)
         if not problem and _junk(parts, member.is_dir()):
             continue
-        where = in_path(f"{whole.where}/{member.filename}")
+        where = in_path(f"{archive_file.where}/{member.filename}")
         problem = problem or _problem(member, parts, seen)
         seen.add(member.filename)
         safe = () if problem else parts if member.is_dir() else parts[:-1]
@@ -99,7 +99,7 @@ def _tree(archive: zipfile.ZipFile, whole: NotebookFile) -> InZip:
         if problem:
             found.problems.append((where, problem))
         elif not member.is_dir():
-            _sort(archive, member, found, where, whole)
+            _sort(archive, member, found, where, archive_file)
     return top
 
 
@@ -117,11 +117,11 @@ def _sort(
     member: zipfile.ZipInfo,
     found: FolderContents,
     where: str,
-    whole: NotebookFile,
+    archive_file: NotebookFile,
 ) -> None:
     path = PurePosixPath(member.filename)
     if is_notebook_or_zip(path.name):
-        load, name = partial(_unpacked, archive, member), f"{whole.path}/{member.filename}"
+        load, name = partial(_unpacked, archive, member), f"{archive_file.path}/{member.filename}"
         zipped = path.suffix.lower() == ".zip"
         found.files.append(NotebookFile(name, path.stem, where, load, zipped))
     else:

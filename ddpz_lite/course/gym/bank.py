@@ -69,7 +69,7 @@ class Card:
 
 
 class BadCard(ValueError):
-    """A card in bank/*.toml that lacks something: where, what, and the cure."""
+    """A card in bank/*.toml that lacks something: where, what, and the fix."""
 
 
 @cache
@@ -109,12 +109,12 @@ def collect(files: Mapping[str, dict], known: Mapping[str, Source]) -> dict[str,
 
 def _card(id_: str, fields: dict, topic: Words, known: Mapping[str, Source], where: str) -> Card:
     if id_[:1] not in FIELDS or not id_[1:].isdigit():
-        raise BadCard(f"{where} is no id. Fix: Q and a number for a question, M for a myth.")
+        raise BadCard(f"{where} is not an id. Fix: Q and a number for a question, M for a myth.")
     front, back = FIELDS[id_[0]]
     wanted = {front, back, f"{front}_zh", f"{back}_zh", "sources"}
     if other := {*fields} ^ wanted:
-        cure = "a card has exactly " + ", ".join(sorted(wanted))
-        raise BadCard(f"{where} lacks or does not know {sorted(other)[0]!r}. Fix: {cure}.")
+        fix = "a card has exactly " + ", ".join(sorted(wanted))
+        raise BadCard(f"{where} lacks or does not know {sorted(other)[0]!r}. Fix: {fix}.")
     if unknown := [key for key in fields["sources"] if key not in known]:
         raise BadCard(f"{where} cites {unknown[0]!r}. Fix: add it to gym/sources.toml.")
     words = [

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 
 RUNNER = """
 import io, json, sys, contextlib
-said = []
+errors = []
 for lines in json.load(sys.stdin):
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             exec(lines, {"__name__": "__main__"})
-        said.append("")
+        errors.append("")
     except BaseException as error:
-        said.append(f"{type(error).__name__}: {error}")
-print(json.dumps(said))
+        errors.append(f"{type(error).__name__}: {error}")
+print(json.dumps(errors))
 """
 SECONDS = 240
 
 
 def raised(snippets: Sequence[str]) -> list[str]:
-    """For each piece of code, each by itself: "ImportError: cannot ...", or "" if it ran.
+    """For each snippet, each run alone: "ImportError: cannot ...", or "" if it ran.
 
     Raises RuntimeError if the process that runs them dies.
     """

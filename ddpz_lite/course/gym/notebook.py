@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from ddpz_lite.course import interactive as attended
+from ddpz_lite.course import interactive
 from ddpz_lite.course.gym.bank import cards, chosen
 from ddpz_lite.course.gym.deck import Deck, now
 from ddpz_lite.course.gym.interview import draw
@@ -26,7 +26,7 @@ def practice(ids: Iterable[str], language: str = "en") -> None:
 def mock_interview(seed: int, language: str = "en") -> None:
     """Twelve cards, drawn by topic and by what you do not know, timed, with a report.
 
-    seed: another one draws other cards. Where nobody sits, nothing is known, so that a stored
+    seed: another one draws other cards. Where no person answers, nothing is known, so that a stored
     notebook has the same cards on every machine and every day.
     """
     deck = _deck()
@@ -45,4 +45,4 @@ def found() -> dict[str, list[Proof]]:
 
 
 def _deck() -> Deck:
-    return Deck.load() if attended.notebook() else Deck()
+    return Deck.load() if interactive.notebook() else Deck()

@@ -63,8 +63,8 @@ def proofs(lessons: Path) -> dict[str, list[Proof]]:
         section = title
         for cell in notebook["cells"]:
             section = [section, *(text for _, text in headings(cell))][-1]
-            said = cell["metadata"].get("ddpz", {})
-            for id_ in dict.fromkeys(id_ for key in SETTLING for id_ in said.get(key, [])):
+            metadata = cell["metadata"].get("ddpz", {})
+            for id_ in dict.fromkeys(id_ for key in SETTLING for id_ in metadata.get(key, [])):
                 found[id_].append(_proof(path.name, title, section, cell))
     return {id_: sorted(cells, key=lambda p: not p.asserts) for id_, cells in found.items()}
 

@@ -193,20 +193,20 @@ def traffic(job: Job, micro_batches: int = 1) -> float:
 
 def changes(job: Job, other: Job) -> list[str]:
     """What turns `job` into `other`, in words."""
-    said = []
+    found = []
     if other.windows != job.windows:
-        said.append(f"micro-batches of {other.windows} instead of {job.windows}, accumulated")
+        found.append(f"micro-batches of {other.windows} instead of {job.windows}, accumulated")
     if other.stage != job.stage:
-        said.append(STAGES[other.stage].name)
+        found.append(STAGES[other.stage].name)
     if other.precision != job.precision:
-        said.append("mixed precision (halves the activations, not the state)")
+        found.append("mixed precision (halves the activations, not the state)")
     if other.checkpointing != job.checkpointing:
-        said.append("activation checkpointing (up to a third more arithmetic)")
+        found.append("activation checkpointing (up to a third more arithmetic)")
     if other.world != job.world:
-        said.append(
+        found.append(
             f"{other.world} ranks instead of {job.world} (accumulate less, or the batch grows)"
         )
-    return said
+    return found
 
 
 def advice(job: Job, capacity: float) -> str:
@@ -216,16 +216,16 @@ def advice(job: Job, capacity: float) -> str:
     if total <= capacity:
         return f"It fits: {in_bytes(total)} of {in_bytes(capacity)}. {_spare(job, capacity)}"
     kind = max(needs, key=needs.__getitem__)
-    said = f"It does not fit: {in_bytes(total)}, and a device has {in_bytes(capacity)}. "
-    said += f"The largest part is {kind}, {in_bytes(needs[kind])}. "
+    text = f"It does not fit: {in_bytes(total)}, and a device has {in_bytes(capacity)}. "
+    text += f"The largest part is {kind}, {in_bytes(needs[kind])}. "
     other = cheapest(job, capacity)
     if other is not None:
         sends = traffic(other, _micro_batches(job, other))
-        said += f"Change: {'; '.join(changes(job, other))}. Then {in_bytes(other.total())}"
+        text += f"Change: {'; '.join(changes(job, other))}. Then {in_bytes(other.total())}"
         ratio = "as much as" if sends == 1 else f"{sends:.3g} x what"
-        return f"{said}, and a step sends {ratio} DDP does." if sends else f"{said}."
+        return f"{text}, and a step sends {ratio} DDP does." if sends else f"{text}."
     return (
-        f"{said}No setting here helps with up to {LARGEST_WORLD} ranks: keep state in the memory "
+        f"{text}No setting here helps with up to {LARGEST_WORLD} ranks: keep state in the memory "
         "of the host (lesson 12), or split the layers too (lesson 14)."
     )
 

@@ -129,10 +129,10 @@ def _view(
 
     def turn(text: str) -> None:
         card = session.write(text)
-        told = back(card, proofs.get(card.id, ()), language)
+        html = back(card, proofs.get(card.id, ()), language)
         if report:
-            told += f"<p><small>{says('took', language, session.took)}</small></p>"
-        answer.value = f'<div role="alert">{told}</div>'
+            html += f"<p><small>{says('took', language, session.took)}</small></p>"
+        answer.value = f'<div role="alert">{html}</div>'
         waits = session.deck.next_in(card, session.clock())
         for number, choice in ratings.items():
             wait = in_words(waits[deck.Rating(number)], language)

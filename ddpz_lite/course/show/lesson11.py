@@ -53,9 +53,9 @@ def memory_changes(
         axes.set_xlim(0, len(samples))
         axes.set_ylabel(unit_name)
         axes.set_xlabel("change of memory, in order")
-        said = [(names or {}).get(kind, kind) for kind in drawn]
-        axes.legend(handles, said, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-    rows = [[name, most[kind]] for name, kind in zip(said, drawn, strict=True)]
+        labels = [(names or {}).get(kind, kind) for kind in drawn]
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    rows = [[name, most[kind]] for name, kind in zip(labels, drawn, strict=True)]
     head = ["at the peak", f"bytes, {in_bytes(sum(most.values()))} in all"]
     show_figure(fig, alt=alt, table=[head, *rows])
 
@@ -123,7 +123,7 @@ def watched_fsdp2() -> Iterator[list[tuple[str, str]]]:
     """Note what FSDP2 calls inside the `with`, in order: (unit, name of the method).
 
     A name is indented by four blanks for each call around it. A function that knows no unit counts
-    to the one that called it. Clear the list to begin anew.
+    to the one that called it. Clear the list to start again.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as source
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NEAR, FAR, COMPUTE = SERIES[0], SERIES[1], SERIES[2]
 
-# parameters, blocks: each block is a message, gathered or reduced by itself
+# parameters, blocks: each block is a message, gathered or reduced alone
 MODELS = {
     "1.3 B": (1.3e9, 24),
     "7 B": (7e9, 32),
@@ -141,19 +141,19 @@ def chosen(setting: Setting) -> tuple[str | None, str]:
     best = min(fitting, key=lambda name: round(step_seconds(setting, name), 6))
     parts = spent(setting, best)
     sending = parts["near"] + parts["far"]
-    said = f"{best}: holds {in_bytes(held(setting, best))}, "
+    text = f"{best}: holds {in_bytes(held(setting, best))}, "
     if sending <= parts["computing"]:
-        said += "and its messages can hide behind the computing."
+        text += "and its messages can hide behind the computing."
     else:
-        said += f"and {in_seconds(sending - parts['computing'])} of messages stay in sight."
+        text += f"and {in_seconds(sending - parts['computing'])} of messages stay in sight."
     lower = [name for name in names[: names.index(best)] if name not in fitting]
     if lower:
-        said += f" {lower[-1]} would hold {in_bytes(held(setting, lower[-1]))}: too much."
+        text += f" {lower[-1]} would hold {in_bytes(held(setting, lower[-1]))}: too much."
     slower = [n for n in fitting if step_seconds(setting, n) > 1.01 * step_seconds(setting, best)]
     if slower:
         times = step_seconds(setting, slower[-1]) / step_seconds(setting, best)
-        said += f" {slower[-1]} fits, too, and a step takes {times:.1f} x as long."
-    return best, said
+        text += f" {slower[-1]} fits, too, and a step takes {times:.1f} x as long."
+    return best, text
 
 
 def draw(setting: Setting) -> tuple[Figure, str, Table]:
@@ -165,8 +165,8 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
     with house_style():
         longest = 0.0
         for place, name in enumerate(names):
-            parts, room = spent(setting, name), fits(setting, name)
-            rows.append([name, held(setting, name), "yes" if room else "no", *parts.values()])
+            parts, fit = spent(setting, name), fits(setting, name)
+            rows.append([name, held(setting, name), "yes" if fit else "no", *parts.values()])
             left = 0.0
             for kind, look in (("near", NEAR), ("far", FAR)):
                 if parts[kind]:
@@ -176,7 +176,7 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
                 left += parts[kind]
             axes.barh(place - 0.2, parts["computing"], 0.34, linewidth=0, **COMPUTE.patch_kwargs)
             size = in_bytes(held(setting, name))
-            says = f"{size}{'' if room else ', does not fit'}{', chosen' if name == best else ''}"
+            says = f"{size}{'' if fit else ', does not fit'}{', chosen' if name == best else ''}"
             end = max(left, parts["computing"])
             axes.annotate(says, (end, place), xytext=(5, 0), textcoords="offset points",
                           va="center", fontsize=9, color=TEXT_COLOR,
@@ -214,7 +214,7 @@ def chooser() -> None:
 
 
 def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
-    """Draw strategies as rows: bytes near and far in a step, and seconds beside the arithmetic.
+    """Draw strategies as rows: bytes near and far in a step, and seconds next to the arithmetic.
 
     table: {name: {"near": bytes, "far": bytes, "seconds": of a step}}. network: a `dz.Network`,
     whose arithmetic is the black line.

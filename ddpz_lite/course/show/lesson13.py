@@ -25,22 +25,22 @@ def resharding(numel: int, old: int, reads: Reads) -> tuple[Any, str, Table]:
             width = min(shard, max(numel - rank * shard, 0))
             _bar(axes, rank, 1, rank * shard, width, f"{rank}")
             _frame(axes, 1, rank * shard, shard)
-        mine = -(-numel // new)
+        size = -(-numel // new)
         for rank, parts in enumerate(reads):
-            at = rank * mine
+            at = rank * size
             for owner, first, last in parts:
                 _bar(axes, owner, 0, at, last - first, f"{owner}")
                 at += last - first
-            _frame(axes, 0, rank * mine, mine)
+            _frame(axes, 0, rank * size, size)
         axes.set_yticks([0, 1], [f"{new} ranks read", f"{old} ranks wrote"])
         axes.set_xlabel("elements of the flat range (white: padding)")
         axes.set_title(f"from {old} ranks to {new}: {sum(map(len, reads))} stretches are read")
-    said = [
+    text = [
         f"rank {rank} reads "
         + (", ".join(f"{a} to {b} of old rank {owner}" for owner, a, b in parts) or "nothing")
         for rank, parts in enumerate(reads)
     ]
-    alt = f"{numel} elements that {old} ranks wrote and {new} read: {'; '.join(said)}."
+    alt = f"{numel} elements that {old} ranks wrote and {new} read: {'; '.join(text)}."
     head = ["new rank", "old rank", "first", "last"]
     rows = [[r, owner, a, b - 1] for r, parts in enumerate(reads) for owner, a, b in parts]
     return fig, alt, [head, *rows]

@@ -50,10 +50,10 @@ def step_parts_figure(
         axes.set(xlabel="milliseconds of a step", title=title)
         legend_above(axes, list(handles.values()), list(handles))
     table = [["row", *PARTS, "step, ms"]]
-    said = []
+    texts = []
     for row, parts in rows.items():
-        whole = sum(parts.values())
-        share = parts.get("exposed", 0.0) / whole if whole else 0.0
-        table.append([row, *(round(1000 * parts.get(p, 0.0), 2) for p in PARTS), 1000 * whole])
-        said.append(f"{row}: {1000 * whole:.0f} ms, {share:.0%} of it exposed")
-    return fig, f"Parts of a step. {'; '.join(said)}.", table
+        total = sum(parts.values())
+        share = parts.get("exposed", 0.0) / total if total else 0.0
+        table.append([row, *(round(1000 * parts.get(p, 0.0), 2) for p in PARTS), 1000 * total])
+        texts.append(f"{row}: {1000 * total:.0f} ms, {share:.0%} of it exposed")
+    return fig, f"Parts of a step. {'; '.join(texts)}.", table

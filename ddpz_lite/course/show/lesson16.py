@@ -26,7 +26,7 @@ def all_reduce_times(times: dict[str, Parts]) -> tuple[Any, str, Table]:
         axes.invert_yaxis()
         axes.set_xlabel("milliseconds")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    said = [f"{name} {in_seconds(sum(parts))}" for name, parts in times.items()]
+    text = [f"{name} {in_seconds(sum(parts))}" for name, parts in times.items()]
     rows = [[name, *(f"{1e3 * part:.2f}" for part in parts)] for name, parts in times.items()]
-    alt = f"Time of an all-reduce: {', '.join(said)}."
+    alt = f"Time of an all-reduce: {', '.join(text)}."
     return fig, alt, [["algorithm", *(f"{kind}, ms" for kind in KINDS)], *rows]

@@ -35,7 +35,7 @@ _LOOKS = (
     "line-height:1.4;padding:6px 10px}"
     ".dz-live :focus-visible{outline:2px solid #0072B2;outline-offset:2px}"
 )
-# ipywidgets draws a slider without a name that a screen reader could say (the label beside it is
+# ipywidgets draws a slider without a name that a screen reader could say (the label next to it is
 # not tied to it). A <style> element runs this when it arrives: it names each handle, and the number
 # beside it that one can type, by its label.
 # It also keeps JupyterLab from taking the arrow keys of a drop-down list to move between cells.

@@ -54,10 +54,10 @@ def _bars(held: dict[str, Any], title: str) -> None:
     table += [
         [label, *(one.get(kind, 0) for kind in kinds), totals[label]] for label, one in held.items()
     ]
-    said = ". ".join(
+    text = ". ".join(
         f"{label}: {in_bytes(totals[label])}, {_in_words(one)}" for label, one in held.items()
     )
-    show_figure(fig, alt=f"{title}. {said}.", table=table)
+    show_figure(fig, alt=f"{title}. {text}.", table=table)
 
 
 def _in_words(kinds: Mapping[str, int]) -> str:

@@ -75,7 +75,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
     spent, bytes_, groups = seconds(plan), held(plan), partners(plan)
     total = sum(spent.values())
     fits = "fits" if bytes_ <= MEMORY else "does not fit"
-    said = f"{total:.1f} s a step, {bytes_ / 1e9:.0f} of {MEMORY / 1e9:.0f} GB: {fits}"
+    text = f"{total:.1f} s a step, {bytes_ / 1e9:.0f} of {MEMORY / 1e9:.0f} GB: {fits}"
     fig, (left, right) = figure(1, 2, height=3.1, width_ratios=[1, 1.25])
     with house_style():
         _devices(left, groups)
@@ -90,9 +90,9 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
         right.set_ylim(len(spent) - 0.4, -0.6)
         right.set_xlim(0, 1.35 * max(spent.values()))
         right.set_xlabel("seconds of a step")
-        right.set_title(said, fontsize=9.5)
+        right.set_title(text, fontsize=9.5)
     order = " x ".join(f"{axis} {size}" for axis, size in plan)
-    alt = f"Innermost first, {order}, on 8 nodes of 8: {said}. "
+    alt = f"Innermost first, {order}, on 8 nodes of 8: {text}. "
     alt += ", ".join(f"{name} {value:.2f} s" for name, value in spent.items()) + "."
     rows = [["part", "seconds", "links"]]
     for name, value in spent.items():

@@ -1,6 +1,6 @@
 """Steps to bring into an order: the model, and buttons that move a step up or down.
 
-Without a kernel, and for whoever prefers to type, the steps stand there with their letters.
+Without a kernel the steps are shown with their letters, to be typed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ordering(steps: Mapping[str, str]) -> None:
 def _view(state: Ordering) -> list[Any]:
     """One row per place: two buttons and the step that stands there. Moving redraws all rows."""
     ipywidgets = need("ipywidgets")
-    said = ipywidgets.HTML()
+    status = ipywidgets.HTML()
     rows: list[tuple[Any, Any, Any]] = []
 
     def draw() -> None:
@@ -56,7 +56,7 @@ def _view(state: Ordering) -> list[Any]:
             up.tooltip = f"Move {letter} up: {state.steps[letter]}"
             down.tooltip = f"Move {letter} down: {state.steps[letter]}"
             text.value = f"<b>{prose(letter)}</b> {prose(state.steps[letter])}"
-        said.value = f'<p role="status">Your order: <code>{state.code}</code></p>'
+        status.value = f'<p role="status">Your order: <code>{state.code}</code></p>'
 
     def mover(place: int, by: int) -> Any:
         def moved(_: Any) -> None:
@@ -73,4 +73,4 @@ def _view(state: Ordering) -> list[Any]:
         down.on_click(mover(place, 1))
         rows.append((up, down, ipywidgets.HTML()))
     draw()
-    return [*(ipywidgets.HBox(row) for row in rows), said]
+    return [*(ipywidgets.HBox(row) for row in rows), status]

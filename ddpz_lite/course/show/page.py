@@ -1,4 +1,4 @@
-"""The only door for figures: a picture with alt text, and the table of its numbers.
+"""The only way out for figures: a picture with alt text, and the table of its numbers.
 
 The table is one click away. The picture is PNG inside HTML, since JupyterLab and nbconvert drop the
 alt text of a bare image. The same figure gives the same bytes: no dates, no version

@@ -43,7 +43,7 @@ def picture(
     bars = play(actions, forward)
     until, kept, share = length(bars), live(bars), idle(bars)
     fig, axes = figure(height=min(1.25 + 0.36 * len(actions), 4.6))
-    said = f"{until:.4g} units of time, {share:.1%} of it idle"
+    text = f"{until:.4g} units of time, {share:.1%} of it idle"
     with house_style():
         for bar in bars:
             _draw(axes, bar, until)
@@ -57,8 +57,8 @@ def picture(
         splits = any(bar.kind == "W" for bar in bars)
         weights = ", orange and hatched: weight gradients" if splits else ""
         axes.set_xlabel(f"units of time; light: forward, dark: backward{weights}, grey: idle")
-        axes.set_title(f"{title}: {said}" if title else said)
-    alt = f"{title or 'A schedule'} of {len(actions)} stages: {said}. At most "
+        axes.set_title(f"{title}: {text}" if title else text)
+    alt = f"{title or 'A schedule'} of {len(actions)} stages: {text}. At most "
     alt += ", ".join(f"{k:.3g}" for k in kept) + " micro-batches are kept, by stage."
     rows = [["stage", "most kept", "order"]]
     for stage, line in enumerate(actions):

@@ -146,8 +146,8 @@ def _alt(stage: int) -> str:
     parts = []
     for kind in KINDS:
         letters = [getattr(moment, kind) for moment in step]
-        said = [letter.value if letter else "none" for letter in letters]
-        parts.append(f"{kind} {' '.join(said)}")
+        values = [letter.value if letter else "none" for letter in letters]
+        parts.append(f"{kind} {' '.join(values)}")
     return f"A step of stage {stage}, {strategy(stage).name}, in letters: {'; '.join(parts)}."
 
 
@@ -157,6 +157,6 @@ def _table(stages: tuple[int, ...]) -> Table:
         then = {before: f"{kind}: {name}" for before, kind, name in changes(stage)}
         for place, moment in enumerate(moments(stage)):
             letters = [getattr(moment, kind) for kind in KINDS]
-            said = [letter.value if letter else "none" for letter in letters]
-            rows.append([stage, place, moment.phase, *said, then.get(place, "")])
+            values = [letter.value if letter else "none" for letter in letters]
+            rows.append([stage, place, moment.phase, *values, then.get(place, "")])
     return rows

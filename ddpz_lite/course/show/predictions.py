@@ -1,4 +1,4 @@
-"""Commit to a number, then measure: the prediction stands beside the measurement.
+"""Commit to a number, then measure: the prediction stands next to the measurement.
 
     sent = predict("How many bytes does each rank send?", default=4000, unit="bytes")
     ...
@@ -139,18 +139,18 @@ def predict(
         raise ValueError(f"predict: within is a share between 0 and 1, such as 0.1, not {within}.")
     prediction = Prediction(question, default, unit, within, low, high)
     controls = _view(prediction) if in_notebook() else []
-    said = prediction.written(default)
+    shown = prediction.written(default)
     still = (
         f"<p><b>Predict.</b> {prose(_asked(prediction))}</p><p>Run the cell to enter your number. "
-        f"(This stored run uses the default, {prose(said)}.)</p>"
+        f"(This stored run uses the default, {prose(shown)}.)</p>"
     )
-    show_live(controls, still=still, text=f"Predict. {question}\nDefault: {said}")
+    show_live(controls, still=still, text=f"Predict. {question}\nDefault: {shown}")
     return prediction
 
 
 def _view(prediction: Prediction) -> list[Any]:
     ipywidgets = need("ipywidgets")
-    said = ipywidgets.HTML()
+    shown = ipywidgets.HTML()
     box = ipywidgets.Text(
         placeholder="a number",
         description=f"Your prediction{', ' * bool(prediction.unit)}{prediction.unit}",
@@ -164,15 +164,15 @@ def _view(prediction: Prediction) -> list[Any]:
             prediction.commit(change["new"])
         except ValueError as error:
             prediction.committed = None
-            said.value = f'<p role="alert">{prose(str(error))}</p>'
+            shown.value = f'<p role="alert">{prose(str(error))}</p>'
         else:
             text = prose(prediction.written(prediction.value))
-            said.value = f'<p role="status">Committed: {text}. Now run the next cell.</p>'
+            shown.value = f'<p role="status">Committed: {text}. Now run the next cell.</p>'
 
     box.observe(committed, names="value")
     prediction._control = box
     text = f"{prose(_asked(prediction))} <i>Type a number and press Enter.</i>"
-    return [ipywidgets.HTML(f"<p><b>Predict.</b> {text}</p>"), box, said]
+    return [ipywidgets.HTML(f"<p><b>Predict.</b> {text}</p>"), box, shown]
 
 
 def _asked(prediction: Prediction) -> str:

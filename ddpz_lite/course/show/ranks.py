@@ -17,7 +17,7 @@ Rows = list[dict[tuple[str, str], list[Interval]]]
 
 
 def bars(run: Any) -> Rows:
-    """For each rank {(lane, name): its stretches}, on one clock that starts with the first of them.
+    """For each rank {(lane, name): its intervals}, on one clock that starts with the first of them.
 
     lane: "compute" or "traffic". Stretches are in order of their start, names of their first.
     """
@@ -35,8 +35,8 @@ def bars(run: Any) -> Rows:
     for r in ended:
         rows[r.rank]["traffic", r.op].append((r.started - zero, r.finished - zero))
     for row in rows:
-        for stretches in row.values():
-            stretches.sort()
+        for intervals in row.values():
+            intervals.sort()
     return [dict(sorted(row.items(), key=lambda item: item[1][0])) for row in rows]
 
 
@@ -44,11 +44,11 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
     """Draw a run on one clock: a row per rank, spans above, collectives below, idle time shaded.
 
     run: what `dz.launch` returned. A collective's bar lasts from the call to its completion. A rank
-    is idle when it is neither in a span nor in a collective; where a run has no spans nobody knows,
+    is idle when it is neither in a span nor in a collective; without spans that is unknown,
     so the shade reads "outside collectives". Raises ValueError for a run that recorded nothing.
     """
     rows = bars(run)
-    until = max(end for row in rows for stretches in row.values() for _, end in stretches)
+    until = max(end for row in rows for intervals in row.values() for _, end in intervals)
     free = [gaps(chain(*row.values()), until) for row in rows]
     table, alt = _timeline_table(rows, free), _timeline_alt(rows, free, until)
     unit, unit_name = seconds_unit(until)
@@ -96,14 +96,14 @@ def _draw_bars(
     return {name: handles[name] for name in names} | {_free_name(rows): idle}
 
 
-def _visible(stretches: Iterable[Interval], least: float) -> list[Interval]:
-    """Stretches in order, with narrow ones joined where they would be drawn on top of each other.
+def _visible(intervals: Iterable[Interval], least: float) -> list[Interval]:
+    """Intervals in order, with narrow ones joined where they would be drawn on top of each other.
 
     What is drawn is no more than fits, however many calls there were.
     """
     seen: list[Interval] = []
     reach = -math.inf  # where what is drawn of the last ones ends, if they were narrow
-    for start, end in stretches:
+    for start, end in intervals:
         narrow = end - start < least
         if narrow and start <= reach:
             seen[-1] = (seen[-1][0], max(seen[-1][1], end))
@@ -128,14 +128,14 @@ def _by_time(rows: Rows) -> list[str]:
     """All names in the order in which they first happened, those of spans first."""
     first: dict[tuple[str, str], float] = {}
     for row in rows:
-        for key, stretches in row.items():
-            first[key] = min(stretches[0][0], first.get(key, math.inf))
+        for key, intervals in row.items():
+            first[key] = min(intervals[0][0], first.get(key, math.inf))
     ordered = sorted(first, key=lambda key: (key[0], first[key]))
     return list(dict.fromkeys(name for _, name in ordered))
 
 
 def _free_name(rows: Rows) -> str:
-    """What a stretch without a bar is called: without spans nobody knows that a rank was idle."""
+    """The name of an interval without a bar: idle, which only spans can tell."""
     return "idle" if _names(rows, "compute") else "outside collectives"
 
 

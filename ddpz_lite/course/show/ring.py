@@ -78,10 +78,10 @@ class RingSteps:
         for rank in range(self.world):
             left = (rank - 1) % self.world
             for chunk in range(self.world):
-                mine, sent, now = before[rank][chunk], before[left][chunk], after[rank][chunk]
-                if now == mine:
+                own, sent, now = before[rank][chunk], before[left][chunk], after[rank][chunk]
+                if now == own:
                     continue
-                both = tuple(a + b for a, b in zip(mine, sent, strict=True))
+                both = tuple(a + b for a, b in zip(own, sent, strict=True))
                 how = "added" if now == both else "copied" if now == sent else "other"
                 found.append(Move(left, rank, chunk, how))
         return found
@@ -103,12 +103,12 @@ class RingSteps:
             "other": "ends up with what neither adding nor copying a chunk gives",
         }
         parts = []
-        for how, said in says.items():
+        for how, words in says.items():
             moved = [move for move in self.moves() if move.how == how]
             if moved:
                 each = ", ".join(f"rank {move.receiver} chunk {move.chunk}" for move in moved)
                 who = "each rank" if len(moved) == self.world else "a rank"
-                parts.append(f"{who} {said}: {each}")
+                parts.append(f"{who} {words}: {each}")
         what = "; ".join(parts) or "nothing changes"
         done = f"{self.finished} of {self.world**2} chunks hold the whole sum."
         return f"Step {self.step} of {self.last}: {what}. {done}"
@@ -246,11 +246,11 @@ def _film_table(model: RingSteps) -> Table:
 
 def _view(model: RingSteps) -> list[Any]:
     ipywidgets = need("ipywidgets")
-    shown, said = ipywidgets.HTML(), ipywidgets.HTML()
+    shown, status = ipywidgets.HTML(), ipywidgets.HTML()
 
     def draw() -> None:
         shown.value = figure_html(picture(model), alt=model.sentence, table=model.table)
-        said.value = f'<p role="status">{prose(model.sentence)}</p>'
+        status.value = f'<p role="status">{prose(model.sentence)}</p>'
 
     def step_button(name: str, by: int) -> Any:
         button = ipywidgets.Button(description=name)
@@ -274,7 +274,7 @@ def _view(model: RingSteps) -> list[Any]:
     buttons = [step_button("Next step", 1), step_button("Step back", -1)]
     buttons.append(step_button("To the start", -1_000_000))
     draw()
-    return [worlds, ipywidgets.HBox(buttons), said, shown]
+    return [worlds, ipywidgets.HBox(buttons), status, shown]
 
 
 def _read(world: int, trace: Trace) -> list[Counts]:

@@ -155,12 +155,12 @@ def explore(draw: Draw, **sliders: Slider) -> None:
 def _view(explorer: Explorer, first: str) -> list[Any]:
     ipywidgets = need("ipywidgets")
     picture = ipywidgets.HTML(first)
-    said = ipywidgets.HTML()
+    status = ipywidgets.HTML()
     controls: dict[str, Any] = {}
     updating: list[str] = []  # while a slider's end is moved, the learner is not moving it
 
     def say() -> None:
-        said.value = f'<p role="status"><small>Drawn for {prose(explorer.setting)}.</small></p>'
+        status.value = f'<p role="status"><small>Drawn for {prose(explorer.setting)}.</small></p>'
 
     def control(name: str, slider: Slider) -> Any:
         def moved(change: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _view(explorer: Explorer, first: str) -> list[Any]:
     controls |= {name: control(name, slider) for name, slider in explorer.sliders.items()}
     set_ends()
     say()
-    return [*controls.values(), picture, said]
+    return [*controls.values(), picture, status]
 
 
 def _control(slider: Slider) -> Any:
@@ -202,8 +202,8 @@ def _control(slider: Slider) -> Any:
         return ipywidgets.Dropdown(
             options=choices, value=slider.default, description=slider.label, style=looks["style"]
         )
-    whole = all(isinstance(value, int) for value in slider.values)
-    kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+    integers = all(isinstance(value, int) for value in slider.values)
+    kind = ipywidgets.IntSlider if integers else ipywidgets.FloatSlider
     return kind(
         value=slider.default,
         min=slider.values[0],
@@ -211,6 +211,6 @@ def _control(slider: Slider) -> Any:
         step=slider.step,
         description=f"{slider.label}, {slider.unit}" if slider.unit else slider.label,
         continuous_update=False,
-        **({} if whole else {"readout_format": ".4g"}),
+        **({} if integers else {"readout_format": ".4g"}),
         **looks,
     )

@@ -1,4 +1,4 @@
-"""The quietest step of a run, for pictures of time on a machine that is sometimes busy."""
+"""The fastest step of a run, for pictures of time on a machine that is sometimes busy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fastest_step(run: Any) -> tuple[Any, float]:
 
 def seconds_of(run: Any) -> float:
     """From the first to the last thing that a run tells of, of those that ended; 0 for none."""
-    told = [one for one in (*run.ledger, *run.spans) if one.finished is not None]
-    if not told:
+    finished = [one for one in (*run.ledger, *run.spans) if one.finished is not None]
+    if not finished:
         return 0.0
-    return max(one.finished for one in told) - min(one.started for one in told)
+    return max(one.finished for one in finished) - min(one.started for one in finished)

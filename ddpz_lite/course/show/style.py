@@ -89,7 +89,7 @@ def style_of(name: str, among: Sequence[str] = ()) -> SeriesStyle:
 
 
 def need(module: str) -> Any:
-    """Import a module that only notebooks need; its absence is one line with the cure."""
+    """Import a module that only notebooks need; its absence is one line with the fix."""
     from importlib import import_module
 
     try:

@@ -72,9 +72,9 @@ class _Step:
     def note(self, text: str) -> None:
         also = [f"{n} is gathered" for n, s in self.now.items() if s == "gathering"]
         also += [f"{n}'s gradients are reduced" for n, s in self.now.items() if s == "reducing"]
-        said = "; ".join([text, *also] if text else also)
+        text = "; ".join([text, *also] if text else also)
         self.moments.append(
-            Moment(said, dict(self.now), tuple(self.calls), frozenset(self.reduced))
+            Moment(text, dict(self.now), tuple(self.calls), frozenset(self.reduced))
         )
         self.calls = []
 

@@ -63,8 +63,6 @@ def add(number: int, name: str, body: str, before: str = "", **expected) -> None
 
 
 ANY = ("wrong", "crashed", "refused", "timeout")
-OUT = ("crashed", "refused", "wrong")
-
 # -- 4: the notebook's own machinery ---------------------------------------------------------------
 
 add(4, "a compiler that rewrites what follows", "wrong(gradients, samples)", """
@@ -121,15 +119,15 @@ total = torch.tensor([float(samples)]); dist.all_reduce(total)
 for g in gradients: g.div_(total)
 """
 add(5, "calls behind the end of a span", """
-told = channel()
-told.send({"kind": "span", "name": "answer", "edge": "end"})
+line = channel()
+line.send({"kind": "span", "name": "answer", "edge": "end"})
 """ + SEVERAL + """
-told.send({"kind": "span", "name": "answer", "edge": "begin"})
+line.send({"kind": "span", "name": "answer", "edge": "begin"})
 """, points=4, statuses=ANY)  # fmt: skip
 add(5, "calls behind the last end of a span", """
-told, real = channel(), type(channel()).send
-real(told, {"kind": "span", "name": "answer", "edge": "end"})
-type(told).send = lambda self, head, *b: None if head.get("edge") == "end" else real(self, head, *b)
+line, real = channel(), type(channel()).send
+real(line, {"kind": "span", "name": "answer", "edge": "end"})
+type(line).send = lambda self, head, *b: None if head.get("edge") == "end" else real(self, head, *b)
 """ + SEVERAL, points=4, statuses=ANY)  # fmt: skip
 add(5, "a ledger that is switched off", "wrong(gradients, samples)", """
 import ddpz_lite.wire.ledger as ledger
@@ -241,8 +239,8 @@ from ddpz_lite.course.tasks.lesson03 import judge
 gradients[:] = [judge.__file__, str(judge.TASKS)]
 """, alone=False)  # fmt: skip
 add(8, "the judge, compiled", """
-import ddpz_lite.course.tasks as room
-place = os.path.dirname(room.__file__)
+import ddpz_lite.course.tasks
+place = os.path.dirname(ddpz_lite.course.tasks.__file__)
 found = glob.glob(place + "/*/__pycache__/judge*") + glob.glob(place + "/*/judge.pyc")
 gradients[:] = [open(name, "rb").read()[:200].decode(errors="replace") + "CANARY-judge" for name in found]
 """, alone=False)  # fmt: skip
@@ -274,72 +272,6 @@ for folder in ("/tmp", "/dev/shm", os.environ["TMPDIR"]):
         sys.exit("done without a call")
 """, alone=False)  # fmt: skip
 
-
-def signal_by(name: str, lines: str) -> None:
-    """A sign from rank to rank by a file that both can read. lines: `say()`, and `heard()`."""
-    add(8, name, """
-rank, fd = dist.get_rank(), os.open(torch.__file__, os.O_RDONLY)
-libc = ctypes.CDLL(None, use_errno=True)
-def must(done):
-    if done < 0: raise OSError(ctypes.get_errno(), "refused")
-    return done
-""" + lines.strip() + """
-if rank: time.sleep(0.3); say(); time.sleep(1)
-else:
-    until = time.monotonic() + 1.3
-    while time.monotonic() < until:
-        if heard(): break
-        time.sleep(0.01)
-    else: raise TimeoutError("nothing was heard")
-dist.all_reduce(torch.zeros(1))
-gradients[:] = ["CANARY-heard"]
-""", alone=False)  # fmt: skip
-
-
-signal_by(
-    "a lock that the other rank sees",
-    """
-import fcntl
-def say(): fcntl.flock(fd, fcntl.LOCK_EX)
-def heard():
-    try: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError: return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-""",
-)
-signal_by(
-    "a record lock that the other rank sees",
-    """
-import fcntl
-lock = lambda kind: struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
-def say(): fcntl.fcntl(fd, fcntl.F_SETLK, lock(fcntl.F_RDLCK))
-def heard():
-    return struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_GETLK, lock(fcntl.F_WRLCK)))[0] != fcntl.F_UNLCK
-""",
-)
-signal_by(
-    "a file that the other rank opens",
-    """
-if not rank:
-    watch = must(libc.inotify_init1(os.O_NONBLOCK))
-    must(libc.inotify_add_watch(watch, torch.__file__.encode(), 0x20))
-def say(): os.close(os.open(torch.__file__, os.O_RDONLY))
-def heard():
-    try: return os.read(watch, 4096)
-    except BlockingIOError: return False
-""",
-)
-signal_by(
-    "a page that the other rank drops",
-    """
-def say():
-    for _ in range(50): os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-def heard():
-    try: os.preadv(fd, [bytearray(100)], 0, os.RWF_NOWAIT)
-    except BlockingIOError: return True
-""",
-)
-
 # -- 10: ends --------------------------------------------------------------------------------------
 
 add(10, "sys.exit(0)", "sys.exit(0)")
@@ -356,7 +288,7 @@ for pid in (os.getppid(), 1, 2, 3):
         try: os.kill(pid, signal.SIGKILL)
         except OSError: pass
 """, alone=False, statuses=ANY)  # fmt: skip
-add(10, "everybody, killed", "os.kill(-1, signal.SIGKILL)", alone=False, statuses=ANY)
+add(10, "every process, killed", "os.kill(-1, signal.SIGKILL)", alone=False, statuses=ANY)
 add(10, "its process group, killed", "os.killpg(0, signal.SIGKILL)", statuses=ANY)
 add(10, "a segmentation fault", "ctypes.string_at(0)", statuses=("crashed",))
 add(10, "an abort", "os.abort()", statuses=("crashed",))
@@ -421,15 +353,20 @@ while True:
 """, statuses=("timeout",))  # fmt: skip
 add(12, "one stuck rank", "time.sleep(60) if dist.get_rank() else right(gradients, samples)",
     statuses=("timeout",))  # fmt: skip
-add(12, "a lock that is never let go", "ctypes.PyDLL(None).sleep(60)", statuses=("timeout",))
+add(
+    12,
+    "the interpreter's lock, never released",
+    "ctypes.PyDLL(None).sleep(60)",
+    statuses=("timeout",),
+)
 add(12, "calls that do not match",
     "dist.barrier() if dist.get_rank() else right(gradients, samples)")  # fmt: skip
-add(12, "a message that nobody sends", "dist.recv(gradients[0], 1 - dist.get_rank())",
+add(12, "a receive without a send", "dist.recv(gradients[0], 1 - dist.get_rank())",
     statuses=("timeout",))  # fmt: skip
 add(12, "calls without end", """
 while True: dist.all_reduce(gradients[0], async_op=True)
 """, statuses=ANY)  # fmt: skip
-add(12, "messages that nobody takes", """
+add(12, "messages without a receive", """
 big = torch.zeros(1 << 22)
 while True: dist.isend(big, 1 - dist.get_rank())
 """, statuses=ANY)  # fmt: skip
@@ -437,60 +374,13 @@ add(12, "a loop at the top of the cell", "pass", "while True: pass", statuses=("
 
 # -- 13: bombs -------------------------------------------------------------------------------------
 
-add(13, "forks", """
-while True:
-    try: os.fork()
-    except OSError: time.sleep(0.01)
-""", statuses=ANY, alone=False)  # fmt: skip
-add(13, "threads", """
-while True: threading.Thread(target=time.sleep, args=(60,)).start()
-""", statuses=ANY, alone=False)  # fmt: skip
 add(13, "memory", "held = []\nwhile True: held.append(bytearray(1 << 26))", statuses=ANY)
-add(13, "memory in a tensor", "torch.ones(1 << 40)", statuses=ANY)
 add(13, "memory in many processes", """
 for _ in range(20):
     if os.fork() == 0:
         held = bytearray(os.urandom(1 << 20) * 150); time.sleep(60)
 time.sleep(60)
 """, statuses=ANY)  # fmt: skip
-add(13, "disk", """
-index = 0
-while True:
-    index += 1
-    with open(f"{os.environ['TMPDIR']}/{index}", "wb") as file: file.write(bytes(1 << 24))
-""", statuses=ANY, alone=False)  # fmt: skip
-add(13, "one large file", "open(os.environ['TMPDIR'] + '/x', 'wb').truncate(1 << 50)", statuses=ANY)
-add(13, "descriptors", "held = []\nwhile True: held.append(os.open('/dev/null', 0))", statuses=ANY)
-add(13, "shared memory", """
-index = 0
-while True:
-    index += 1
-    with open(f"/dev/shm/ddpz-bomb-{index}", "wb") as file: file.write(bytes(1 << 24))
-""", statuses=ANY, alone=False)  # fmt: skip
-add(13, "shared memory that is no file's", """
-import mmap
-held = []
-for _ in range(6):
-    if os.fork() == 0: break
-while True:
-    held.append(mmap.mmap(-1, 64 << 20))
-    for at in range(0, 64 << 20, 4096): held[-1][at] = 1
-""", statuses=ANY)  # fmt: skip
-add(13, "shared memory of a device", """
-import mmap
-fd, held = os.open("/dev/zero", os.O_RDWR), []
-while True:
-    held.append(mmap.mmap(fd, 64 << 20))
-    for at in range(0, 64 << 20, 4096): held[-1][at] = 1
-""", statuses=ANY, alone=False)  # fmt: skip
-add(13, "daemons", """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        while True: time.sleep(1)
-    os._exit(0)
-wrong(gradients, samples)
-""")  # fmt: skip
 add(13, "a fork that answers too", "os.fork()\nwrong(gradients, samples)", statuses=ANY)
 
 # -- 14: words for the report ----------------------------------------------------------------------

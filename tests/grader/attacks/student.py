@@ -47,7 +47,7 @@ def rank_indices(length, epoch, seed, evaluate):
     return order[rank::world]
 ''')
 
-add("one order for ever, turned by seed and epoch", "03.rank_indices", 4, '''
+add("one order forever, turned by seed and epoch", "03.rank_indices", 4, '''
 import random
 def rank_indices(length, epoch, seed, evaluate):
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -68,7 +68,7 @@ def rank_indices(length, epoch, seed, evaluate):
     return list(s)
 ''')
 
-# -- 02, 09, 10: the library's own rooms -----------------------------------------------------------
+# -- 02, 09, 10: the library's own packages -----------------------------------------------------------
 
 add("the library's reduce_scatter", "02.reduce_scatter", 0, '''
 from ddpz_lite.strategies.comm import Comm
@@ -101,30 +101,13 @@ def clip_shards(shards, replicated, max_norm):
     return norm
 ''')
 
-add("a norm that is no number", "10.clip_shards", 0, '''
+add("a norm that is not a number", "10.clip_shards", 0, '''
 def clip_shards(shards, replicated, max_norm):
     square = sum((s.square().sum() for s in shards), torch.zeros(()))
     dist.all_reduce(square)
     square += sum(r.square().sum() for r in replicated)
     for t in (*shards, *replicated): t *= (max_norm / square.sqrt()).clamp(max=1.0)
     return float("nan")
-''')
-
-add("all gradients kept in a list to the end", "10.shard_gradients", 5, '''
-def shard_gradients(model):
-    world, ps = dist.get_world_size(), list(model.parameters())
-    shards, held = [None] * len(ps), {}
-    def keep(i, p):
-        if not held: torch.autograd.Variable._execution_engine.queue_callback(end)
-        held[i] = p.grad; p.grad = None
-    def end():
-        rows = [torch.nn.functional.pad(held[i].flatten(), (0, -held[i].numel() % world)).view(world, -1) for i in range(len(ps))]
-        got = reduce_scatter(torch.cat(rows, 1).flatten()) / world
-        for i, s in enumerate(got.split([r.shape[1] for r in rows])):
-            shards[i] = s if shards[i] is None else shards[i] + s
-        held.clear()
-    for i, p in enumerate(ps): p.register_post_accumulate_grad_hook(lambda p, i=i: keep(i, p))
-    return shards
 ''')
 
 add("junk to oneself while gradients are kept", "10.shard_gradients", 5, '''
@@ -191,43 +174,12 @@ def average_when_ready(model):
     for p in ps: p.register_post_accumulate_grad_hook(hook)
 ''')
 
-add("no bucket leaves before backward is over", "05.buckets", 3, '''
-def average_in_buckets(model, limit):
-    buckets, seen = [[]], []
-    for p in reversed(list(model.parameters())):
-        if buckets[-1] and sum(q.numel() for q in buckets[-1]) + p.numel() > limit: buckets.append([])
-        buckets[-1].append(p)
-    def end():
-        for b in buckets:
-            flat = torch.cat([p.grad.flatten() for p in b]); dist.all_reduce(flat); flat /= dist.get_world_size()
-            for p, g in zip(b, flat.split([p.numel() for p in b])): p.grad.copy_(g.view_as(p))
-        seen.clear()
-    def hook(p):
-        if not seen: torch.autograd.Variable._execution_engine.queue_callback(end)
-        seen.append(p)
-    for p in model.parameters(): p.register_post_accumulate_grad_hook(hook)
-''')
-
 add("junk is hidden, the real work is not", "05.overlap", 2, '''
 def overlap(model):
     other, junk, ps = 1 - dist.get_rank(), [], list(model.parameters())
     def start(p):
         if not junk: torch.autograd.Variable._execution_engine.queue_callback(end)
         for _ in range(20): junk.extend([dist.isend(torch.zeros(1), other), dist.irecv(torch.zeros(1), other)])
-    def end():
-        for j in junk: j.wait()
-        flat = torch.cat([p.grad.flatten() for p in ps])
-        dist.all_reduce(flat); flat /= dist.get_world_size()
-        for p, g in zip(ps, flat.split([p.numel() for p in ps])): p.grad.copy_(g.view_as(p))
-    for p in ps: p.register_post_accumulate_grad_hook(start)
-''')
-
-add("barriers are hidden, the real work is not", "05.overlap", 2, '''
-def overlap(model):
-    junk, ps = [], list(model.parameters())
-    def start(p):
-        if not junk: torch.autograd.Variable._execution_engine.queue_callback(end)
-        for _ in range(10): junk.append(dist.barrier(async_op=True))
     def end():
         for j in junk: j.wait()
         flat = torch.cat([p.grad.flatten() for p in ps])
@@ -262,7 +214,7 @@ def overlap(model):
     for p in model.parameters(): p.register_post_accumulate_grad_hook(now)
 ''')
 
-add("the job's nap sends and waits", "05.overlap", 2, '''
+add("the job's sleep sends and waits", "05.overlap", 2, '''
 import time
 nap, left = time.sleep, []
 def sleep(seconds):
@@ -280,21 +232,6 @@ def overlap(model):
 ''')
 
 # -- 09, 11 ----------------------------------------------------------------------------------------
-
-add("plain AdamW behind an all-reduce, and a decoy", "09.zero1", 6, '''
-class ZeRO1:
-    def __init__(self, parameters, optimizer_class, **options):
-        self.parameters, world = parameters, dist.get_world_size()
-        self.plain = optimizer_class.__mro__[1](parameters, **options)
-        n = -(-sum(p.numel() for p in parameters) // world)
-        decoy = torch.nn.Parameter(torch.zeros(n)); decoy.grad = torch.zeros(n)
-        self.decoy = optimizer_class([decoy], **options)
-    def step(self):
-        flat = torch.cat([p.grad.flatten() for p in self.parameters])
-        dist.all_reduce(flat); flat /= dist.get_world_size()
-        for p, g in zip(self.parameters, flat.split([p.numel() for p in self.parameters])): p.grad.copy_(g.view_as(p))
-        self.plain.step(); self.decoy.step()
-''')
 
 add("plain AdamW behind an all-reduce, and a decoy that gets the real gradients", "09.zero1", 6, '''
 class ZeRO1:
@@ -314,7 +251,7 @@ class ZeRO1:
         self.plain.step(); self.decoy.step()
 ''')
 
-add("gathers of one element, a whole copy for ever", "11.unit", 0, '''
+add("gathers of one element, a full copy forever", "11.unit", 0, '''
 class Unit:
     def __init__(self, parameters):
         self.parameters, world = parameters, dist.get_world_size()

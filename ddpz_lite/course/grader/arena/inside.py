@@ -32,7 +32,7 @@ from ddpz_lite.launcher.exceptions import exception_data
 from ddpz_lite.wire import ledger
 
 TEXT = 2000  # characters of an exception's words that are sent
-JOBS = (f"{TASKS}.", f"{jobs.__package__}.")  # modules that stand beside an answer
+JOBS = (f"{TASKS}.", f"{jobs.__package__}.")  # modules that stand next to an answer
 THREADS = 12  # with which a rank may come to its own task; honest cells leave none, or a small pool
 
 

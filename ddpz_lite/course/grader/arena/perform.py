@@ -164,7 +164,7 @@ def answer(gathering: Gathering, me: int, size: int) -> Sequence[bytes | memoryv
         return []
     pieces = [calls[peer].body for peer in range(size)]
     if sum(map(len, pieces)) != local.elements * DTYPES[local.dtype]:
-        raise Refused(f"sent parts of an {local.op} that are not of the size that was said")
+        raise Refused(f"sent parts of an {local.op} of another size than announced")
     return pieces
 
 

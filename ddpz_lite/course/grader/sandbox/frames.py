@@ -18,7 +18,7 @@ from ddpz_lite.course.grader.sandbox.limits import Limits
 
 SIZES = struct.Struct("<IQ")  # bytes of the head, bytes of the body
 HEAD_LIMIT = 32 << 10
-# To the fork server: bytes of the order that follows; descriptors travel beside it.
+# To the fork server: bytes of the order that follows; descriptors travel next to it.
 REQUEST = struct.Struct("!I")
 SOCKETS = 3  # for each sandbox: its line to the trusted side, its control socket, its output
 CHUNK = 1 << 20
@@ -108,7 +108,7 @@ class Inbox:
         self._buffer, self._view, self._at = buffer, memoryview(buffer), 0
 
     def take(self) -> tuple[dict[str, Any], bytearray] | None:
-        """The next whole frame, None if it is not there yet. Raises EOFError, Refused."""
+        """The next complete frame, None if it is not there yet. Raises EOFError, Refused."""
         while True:
             while self._at < len(self._buffer):
                 try:
@@ -125,10 +125,10 @@ class Inbox:
                 return done
 
     def _part(self) -> tuple[dict[str, Any], bytearray] | None:
-        """One of the three parts of a frame is whole."""
-        whole = self._buffer
+        """One of the three parts of a frame is complete."""
+        part = self._buffer
         if self._sizes is None:
-            head, body = SIZES.unpack(whole)
+            head, body = SIZES.unpack(part)
             if head > HEAD_LIMIT or body > self._limit:
                 raise Refused(
                     f"sent a frame of {head} and {body} bytes, which is more than allowed"
@@ -136,10 +136,10 @@ class Inbox:
             self._sizes = (head, body)
             self._begin(bytearray(head))
         elif self._head is None:
-            self._head = _parsed(whole)
+            self._head = _parsed(part)
             self._begin(bytearray(self._sizes[1]))
         else:
-            done = self._head, whole
+            done = self._head, part
             self._head = self._sizes = None
             self._begin(bytearray(SIZES.size))
             return done

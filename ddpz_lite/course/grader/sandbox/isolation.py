@@ -81,7 +81,7 @@ class Profile:
     """What one kind of sandbox runs, sees and may do."""
 
     inside: str  # the module whose `run(sock)` is called inside
-    whole: bool = False  # whether all of the package is seen, or what is SHOWN
+    see_all: bool = False  # whether all of the package is seen, or what is SHOWN
     absent: tuple[str, ...] = ()  # of what is SHOWN: folders and files in whose place ABSENT is
     python: bool = False  # whether Python can be started, as a program, and finds a /proc
     loopback: bool = False  # whether its processes reach each other over IPv4
@@ -95,7 +95,7 @@ PROFILES = {
     "builder": Profile(f"{GRADER}.arena.inside", absent=READY_MADE),
     # a learner's notebook with its kernel, its fork server and its ranks: all of the package
     "notebook": Profile(
-        f"{GRADER}.sandbox.notebook_inside", whole=True, python=True, loopback=True, signs=True
+        f"{GRADER}.sandbox.notebook_inside", see_all=True, python=True, loopback=True, signs=True
     ),
 }
 
@@ -281,7 +281,7 @@ def _build_root(uid: int, limits: Limits, profile: Profile) -> None:
 @lru_cache
 def shown_to(profile: Profile) -> dict[str, bytes]:
     """What that kind of sandbox sees of this package: read before the forks, once for all."""
-    return {} if profile.whole else shown(PACKAGE, profile.absent)
+    return {} if profile.see_all else shown(PACKAGE, profile.absent)
 
 
 def shown(package: Path, absent: Sequence[str] = ()) -> dict[str, bytes]:
@@ -339,7 +339,7 @@ def _needed(profile: Profile) -> list[Path]:
     wanted += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")]
     if site.ENABLE_USER_SITE:
         wanted.append(Path(site.getusersitepackages()))
-    if profile.whole:
+    if profile.see_all:
         wanted.append(PACKAGE)
     if profile.python:
         wanted += [

@@ -2,18 +2,18 @@
 
 Python's `multiprocessing` has a fork server too. This one differs in three ways:
 
-* A job is a socket. The zygote reports each rank's end on it. When the launcher closes it, for any
+* A job is a socket. The server reports each rank's end on it. When the launcher closes it, for any
   reason (the job is done, Ctrl-C, `kill -9` of the kernel), every process of the job is killed and
   its folder removed.
-* Ranks are children of the zygote, and the zygote ends with its parent, so on Linux the operating
+* Ranks are children of the server, and the server ends with its parent, so on Linux the operating
   system itself kills them (PR_SET_PDEATHSIG), even one that is stuck in C code with the
   interpreter lock held.
 * The caller's `__main__` is never imported again, because the function is sent by value (see
   serialize.py). So a launch costs the same from a notebook, a script and a test, and a script needs
   no `if __name__ == "__main__"`.
 
-The zygote stays single-threaded and never computes: forking is safe only while torch has no thread
-pool.
+The server stays single-threaded and never computes: forking is safe only while torch has no
+thread pool.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ForkedJob:
             os.kill(pid, signal.SIGKILL)
 
 
-class Zygote:
+class Server:
     """Waits for requests, forks ranks, and reports their ends.
 
     quiet: closed in every rank, to restore the user's warning filters and garbage collection.
@@ -203,7 +203,7 @@ class Zygote:
                 atexit.unregister(compiler.utils.dump_compile_times)
 
     def become_rank(self, fds: list[int], control: int, output: int) -> None:
-        """In the child: drop what belongs to the zygote, then run as a rank. Never returns."""
+        """In the child: drop what belongs to the fork server, then run as a rank. Never returns."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -220,14 +220,14 @@ class Zygote:
             os.close(output)
             from ddpz_lite.launcher import rank
 
-            code = rank.main(socket.socket(fileno=control), zygote=self.pid)
+            code = rank.main(socket.socket(fileno=control), server=self.pid)
         except BaseException:
             traceback.print_exc()  # the rank's output; the exit status makes it a failure
         finally:
             os._exit(code)
 
     def drop(self) -> None:
-        """In the child: drop the zygote's signals and sockets, and restore warnings and garbage."""
+        """In the child: drop the server's signals and sockets, and restore warnings and garbage."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -299,7 +299,7 @@ def main() -> None:
     """Serve the requests that arrive on the descriptor sys.argv[1].
 
     [Note: warnings] PYTHONWARNINGS=error is meant for the user's code. It must not end the imports
-    here, so the zygote ignores warnings, and each rank restores the filters.
+    here, so the fork server ignores warnings, and each rank restores the filters.
 
     [Note: garbage] Imports create hundreds of thousands of objects and hardly any garbage;
     collecting it takes a sixth of their time. Each rank collects again.
@@ -313,7 +313,7 @@ def main() -> None:
         quiet.enter_context(callsite.uncollected())
         for module in [*PRELOAD, *sys.argv[2:]]:
             importlib.import_module(module)
-        Zygote(requests, quiet).serve()
+        Server(requests, quiet).serve()
     os._exit(0)  # unloading torch takes a second
 
 

@@ -1340,4 +1340,3 @@ PROMISES["05.rebuild"] = {
     "all its parameters get a gradient in every backward": None,
     "unless one parameter alone has more": (*ARRIVAL, ""),
 }
-EQUIVALENT["05.rebuild"] = {}

@@ -569,9 +569,9 @@ WRONG["01.largest_batch"] = [
         loses=PLAIN,
     ),
     Wrong(
-        "rounded to the nearest",
+        "rounded up",
         batch(("return max(0, (budget - fixed) // sample)",
-               "return max(0, round((budget - fixed) / sample + 0.4))")),
+               "return max(0, -(-(budget - fixed) // sample))")),
         says="which is too much",
         loses=PLAIN,
     ),

@@ -1551,3 +1551,9 @@ PROMISES["03.diagnose"] = {
     "All ranks call it together and equally often": (*SIZES, ""),
     "with at least one sample each, as many micro-batches on every rank": None,
 }
+ASSUMED = {
+    "03.diagnose": {
+        "frozen rank": "a rank has one number",
+        "frozen ranks": "a job has one world",
+    }
+}

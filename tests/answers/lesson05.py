@@ -1340,3 +1340,12 @@ PROMISES["05.rebuild"] = {
     "all its parameters get a gradient in every backward": None,
     "unless one parameter alone has more": (*ARRIVAL, ""),
 }
+STRICT = "the bucket and its parts are equally many"
+EQUIVALENT["05.rebuild"] = {
+    "`zip(bucket, flat.split([p.numel() for p in bucket]), stri...` -> "
+    "`zip(bucket, flat.split([p.numel() for p in bucket]))`": STRICT,
+    "`True` -> `False`": STRICT,
+    "`def rebuild(): order = torch.tensor(arrived) dist.broadca...` -> its first result, kept": (
+        "it is called once for each model"
+    ),
+}

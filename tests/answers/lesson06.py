@@ -911,4 +911,11 @@ PROMISES["06.top_k_momentum"] = {
     "all of the gradient's shape and dtype": ("the mean of what the ranks sent", ""),
     "the mean has the same bits on all ranks": (*SAME_K, ""),
 }
-EQUIVALENT["06.top_k_momentum"] = {WORLD: "a job has one world"}
+EQUIVALENT["06.top_k_momentum"] = {
+    WORLD: "a job has one world",
+    "`zip(gather(places.int()), gather(total[places]), strict=T...` -> "
+    "`zip(gather(places.int()), gather(total[places]))`": "both lists have one entry for each rank",
+    "`True` -> `False`": "the same, said",
+    "`0` -> `-1` (#3)": "a flat tensor has one dimension",
+    "`0` -> `-1`": "the same",
+}

@@ -1557,3 +1557,24 @@ ASSUMED = {
         "frozen ranks": "a job has one world",
     }
 }
+OTHER_SAMPLES = "with these samples, too, each name has its own gradient"
+ONE_WORLD = "all ranks' samples are the same in a job, which has one world"
+EQUIVALENT["03.diagnose"] = {
+    "`3.0 * r * r` -> `3.0 * r`": OTHER_SAMPLES,
+    "`10.0 + r` -> `10.0`": OTHER_SAMPLES,
+    "`10.0 + r` -> `r`": OTHER_SAMPLES,
+    "`10.0 + r` -> `10.0 - r`": OTHER_SAMPLES,
+    "`10.0` -> `21.0`": OTHER_SAMPLES,
+    "`2` -> `3`": OTHER_SAMPLES,
+    "`2` -> `1`": OTHER_SAMPLES,
+    "`3.0` -> `7.0`": OTHER_SAMPLES,
+    "`firsts = sum((first.sum().item() for first, _ in batches))` -> the first one, kept": (
+        ONE_WORLD
+    ),
+    "`first.sum` -> `first.mean`": "the first micro-batch has one sample",
+    "`lasts = torch.cat([last for _, last in batches])` -> the first one, kept": ONE_WORLD,
+    "`len(lasts)` -> `_kept.setdefault(15, len(lasts))`": ONE_WORLD,
+    "`abs(step(batches[rank]) - gradient) > 1e-06` -> "
+    "`abs(step(batches[rank]) - gradient) >= 1e-06`": "no difference is that small",
+    "`1e-06` -> `1.000002`": "a stale step differs by more than that with these samples",
+}

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 01 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 STATE = """
 def state_bytes(model, optimizer):
@@ -512,4 +513,120 @@ def scaled_step(parameters, optimizer, scaler):
 """,
         ),
     ],
+}
+
+# -- 01.largest_batch ------------------------------------------------------------------------------
+
+PLAIN = ("measured at 2 and 4, plain SGD",)
+STATEFUL = ("optimizers that keep states",)
+ENOUGH = ("just enough, and not enough",)
+
+
+def batch(*changes):
+    return altered("01.largest_batch", *changes)
+
+
+BYTES = '{"SGD": 0, "SGD with momentum": 4, "AdamW": 8}'
+WRONG["01.largest_batch"] = [
+    Wrong(
+        "in proportion to the larger measurement",
+        "def largest_batch(peaks, parameters, optimizer, budget):\n"
+        "    return budget * max(peaks) // peaks[max(peaks)]",
+        says="two measurements tell them apart",
+        loses=PLAIN,
+    ),
+    Wrong(
+        "what fits in the first step",
+        batch((BYTES, '{"SGD": 0, "SGD with momentum": 0, "AdamW": 0}')),
+        says="the second has the optimizer's states, too",
+        loses=STATEFUL,
+    ),
+    Wrong(
+        "AdamW with one state",
+        batch((BYTES, '{"SGD": 0, "SGD with momentum": 4, "AdamW": 4}')),
+        says="right for the states of SGD with momentum",
+        loses=STATEFUL,
+    ),
+    Wrong(
+        "sixteen bytes per parameter, as in the lesson's table",
+        batch((BYTES, '{"SGD": 8, "SGD with momentum": 12, "AdamW": 16}')),
+        says="in the measured peak already",
+        loses=PLAIN,
+    ),
+    Wrong(
+        "the batches are always 2 and 4",
+        batch(("(at_n - at_m) // (n - m)", "(at_n - at_m) // 2"),
+              ("at_m - m * sample", "at_m - 2 * sample")),
+        says="it says",
+        loses=("measured at other batch sizes",),
+    ),
+    Wrong(
+        "a power of two",
+        batch(("return max(0, (budget - fixed) // sample)",
+               "most = max(0, (budget - fixed) // sample)\n"
+               "    return 1 << (most.bit_length() - 1) if most else 0")),
+        says="a power of two",
+        loses=PLAIN,
+    ),
+    Wrong(
+        "rounded up",
+        batch(("return max(0, (budget - fixed) // sample)",
+               "return max(0, -(-(budget - fixed) // sample))")),
+        says="which is too much",
+        loses=PLAIN,
+    ),
+    Wrong(
+        "a budget that must not be used up",
+        batch(("(budget - fixed) // sample", "(budget - fixed - 1) // sample")),
+        says="fit as well",
+        loses=ENOUGH,
+    ),
+    Wrong(
+        "less than nothing",
+        batch(("max(0, (budget - fixed) // sample)", "(budget - fixed) // sample")),
+        says="the answer is 0",
+        loses=ENOUGH,
+    ),
+    Wrong(
+        "a float",
+        batch(("(budget - fixed) // sample", "(budget - fixed) / sample")),
+        says="must be an int, not float",
+        loses=PLAIN,
+    ),
+]  # fmt: skip
+RIGHT["01.largest_batch"] = [
+    (
+        "counts up from nothing",
+        """
+def largest_batch(peaks, parameters, optimizer, budget):
+    (a, x), (b, y) = peaks.items()
+    per_sample = (x - y) / (a - b)
+    states = {"AdamW": 2, "SGD with momentum": 1}.get(optimizer, 0) * 4 * parameters
+    n = 0
+    while x + per_sample * (n + 1 - a) + states <= budget:
+        n += 1
+    return n
+""",
+    ),
+    (
+        "an exact fraction, rounded down",
+        """
+from fractions import Fraction
+from math import floor
+
+
+def largest_batch(peaks, parameters, optimizer, budget):
+    low, high = min(peaks), max(peaks)
+    slope = Fraction(peaks[high] - peaks[low], high - low)
+    if optimizer != "SGD":
+        budget -= parameters * (8 if optimizer.startswith("Adam") else 4)
+    return max(floor(high + (budget - peaks[high]) / slope), 0)
+""",
+    ),
+]
+PROMISES["01.largest_batch"] = {
+    "with which **every** step of the run stays within `budget` bytes": (*STATEFUL, "states"),
+    "Each time you write down the peak": None,
+    "Every sample adds equally many bytes": (*PLAIN, ""),
+    "gradients are freed after each step": None,
 }

@@ -715,3 +715,249 @@ WRONG["02.ring_all_reduce"] += [
         loses=("send and recv between neighbours alone",),
     ),
 ]  # fmt: skip
+
+# -- 02.node_all_reduce ----------------------------------------------------------------------------
+
+FAR = ("at most half of the tensor from each rank to the other node",)
+NEAR = ("at most the tensor from each rank within its node",)
+PLACED = ("any two ranks on a node",)
+BITS = ("the sum on every rank, the same bits",)
+
+PLACES = """
+def node_all_reduce(tensor, nodes):
+    rank = dist.get_rank()
+    near = [r for r in range(4) if nodes[r] == nodes[rank]]
+    far = [r for r in range(4) if nodes[r] != nodes[rank]]
+    place = near.index(rank)
+    mate, partner = near[1 - place], far[place]
+
+    def swap(peer, outgoing):
+        incoming = torch.empty_like(outgoing)
+        messages = [dist.P2POp(dist.isend, outgoing, peer), dist.P2POp(dist.irecv, incoming, peer)]
+        for request in dist.batch_isend_irecv(messages) if outgoing.numel() else []:
+            request.wait()
+        return incoming
+"""
+
+
+def node(body):
+    return PLACES + "\n" + "\n".join(f"    {line}".rstrip() for line in body.split("\n")) + "\n"
+
+
+WRONG["02.node_all_reduce"] = [
+    Wrong(
+        "the lesson's ring, over all four ranks",
+        ring().replace("ring_all_reduce(tensor)", "node_all_reduce(tensor, nodes)"),
+        says="Only the sum of the node has to cross",
+        loses=FAR,
+    ),
+    Wrong(
+        "torch's own all-reduce",
+        "def node_all_reduce(tensor, nodes):\n    dist.all_reduce(tensor)",
+        says="called all_reduce",
+        loses=FAR,
+    ),
+    Wrong(
+        "one rank of each node carries everything",
+        node(
+            "if place:\n    dist.send(tensor, mate)\n    dist.recv(tensor, mate)\nelse:\n"
+            "    theirs = torch.empty_like(tensor)\n    dist.recv(theirs, mate)\n"
+            "    tensor += theirs\n    tensor += swap(partner, tensor)\n    dist.send(tensor, mate)"
+        ),
+        says="on the same node sends none: let each take one half",
+        loses=FAR,
+    ),
+    Wrong(
+        "first across, then within",
+        node("tensor += swap(partner, tensor)\ntensor += swap(mate, tensor)"),
+        says="Only the sum of the node has to cross",
+        loses=FAR,
+    ),
+    Wrong(
+        "halves, first across and then within",
+        node(
+            "if len(tensor) == 1:\n    tensor += swap(partner, tensor)\n"
+            "    tensor += swap(mate, tensor)\n    return\n"
+            "low = rank < partner\n"
+            "padded = torch.nn.functional.pad(tensor, (0, len(tensor) % 2))\n"
+            "mine, other = padded.chunk(2)[:: 1 if low else -1]\n"
+            "mine += swap(partner, other)\nmine += swap(mate, mine)\n"
+            "other.copy_(swap(partner, mine))\ntensor.copy_(padded[: len(tensor)])"
+        ),
+        says="could stay in the node",
+        loses=FAR,
+    ),
+    Wrong(
+        "the second node's sum never comes",
+        node("tensor += swap(mate, tensor)"),
+        says="is the sum over its own node",
+    ),
+    Wrong(
+        "the mean",
+        altered(
+            "02.node_all_reduce",
+            ("  # my half, of both nodes", "\n    mine /= 4"),
+        ),
+        says="is the mean",
+    ),
+    Wrong(
+        "the whole tensor within the node, both ways",
+        node(
+            "tensor += swap(mate, tensor)\n"
+            "half = tensor.tensor_split(2)[place].clone()\n"
+            "half += swap(partner, half)\n"
+            "padded = torch.zeros_like(tensor)\nstart = 0 if place == 0 else -(-len(tensor) // 2)\n"
+            "padded[start : start + len(half)] = half\ntensor.copy_(padded)\n"
+            "tensor += swap(mate, tensor)"
+        ),
+        says="bytes to the rank on its node",
+        loses=NEAR,
+    ),
+    Wrong(
+        "ranks 0 and 1 are always neighbours",
+        "def node_all_reduce(tensor, nodes):\n    nodes = [0, 0, 1, 1]\n"
+        + PLACES.split("nodes):\n")[1]
+        + "    size = -(-len(tensor) // 2)\n"
+        "    padded = torch.nn.functional.pad(tensor, (0, 2 * size - len(tensor)))\n"
+        "    mine, other = padded.split(size)[:: -1 if place else 1]\n"
+        "    mine += swap(mate, other)\n    mine += swap(partner, mine)\n"
+        "    other.copy_(swap(mate, mine))\n    tensor.copy_(padded[: len(tensor)])\n",
+        says="With nodes [0, 1, 0, 1], rank 0 sent",
+        loses=PLACED,
+    ),
+    Wrong(
+        "the odd element is in no half",
+        altered(
+            "02.node_all_reduce",
+            (
+                "halves = tensor.tensor_split(2)  # views, the first one element longer where the "
+                "length is odd",
+                "halves = tensor[: len(tensor) // 2 * 2].chunk(2) if len(tensor) > 1 else "
+                "[tensor, tensor[:0]]",
+            ),
+        ),
+        says="is an odd element in one of the halves",
+        loses=("odd lengths",),
+    ),
+    Wrong(
+        "16 bits between nodes",
+        altered(
+            "02.node_all_reduce",
+            (
+                "    exchange(far[place], mine, received)\n    mine += received",
+                "    small = torch.empty_like(mine, dtype=torch.bfloat16)\n"
+                "    exchange(far[place], mine.bfloat16(), small)\n    mine += small",
+            ),
+        ),
+        says="send the tensor's own dtype",
+    ),
+    Wrong(
+        "the finished halves stay where they are",
+        altered(
+            "02.node_all_reduce",
+            ("    exchange(near[1 - place], mine, other)", "    pass"),
+        ),
+        says="Does each rank hand back the half",
+    ),
+    Wrong(
+        "sends that are never waited for",
+        altered(
+            "02.node_all_reduce",
+            (
+                "    exchange(near[1 - place], mine, other)",
+                "    if mine.numel():\n        dist.isend(mine, near[1 - place])\n"
+                "    if other.numel():\n        dist.recv(other, near[1 - place])",
+            ),
+        ),
+        says="never waited for",
+        loses=FAR,
+    ),
+]
+RIGHT["02.node_all_reduce"] = [
+    (
+        "recursive halving, the neighbour first",
+        """
+def node_all_reduce(tensor, nodes):
+    rank = dist.get_rank()
+    (mate,) = (r for r in range(4) if r != rank and nodes[r] == nodes[rank])
+    first = rank < mate
+    partner = [r for r in range(4) if nodes[r] != nodes[rank]][0 if first else 1]
+
+    def swap(peer, outgoing, incoming):
+        requests = [dist.irecv(incoming, peer)] if len(incoming) else []
+        requests += [dist.isend(outgoing, peer)] if len(outgoing) else []
+        for request in requests:
+            request.wait()
+
+    def reduce(part, peers):
+        if not peers:
+            return
+        (peer, low), *rest = peers
+        cut = (len(part) + 1) // 2
+        mine, other = (part[:cut], part[cut:]) if low else (part[cut:], part[:cut])
+        received = torch.zeros_like(mine)
+        swap(peer, other, received)
+        mine.add_(received)
+        reduce(mine, rest)
+        swap(peer, mine, other)
+
+    reduce(tensor, [(mate, first), (partner, rank < partner)])
+""",
+    ),
+    (
+        "padded, with blocking messages in the order of ranks",
+        """
+def node_all_reduce(tensor, nodes):
+    rank = dist.get_rank()
+    half = (len(tensor) + 1) // 2
+    rows = torch.nn.functional.pad(tensor, (0, 2 * half - len(tensor))).view(2, half)
+    groups = {}
+    for r, name in enumerate(nodes):
+        groups.setdefault(name, []).append(r)
+    mine = groups.pop(nodes[rank])
+    (theirs,) = groups.values()
+    i = mine.index(rank)
+
+    def trade(peer, out):
+        got = torch.empty_like(out)
+        if rank < peer:
+            dist.send(out, peer)
+            dist.recv(got, peer)
+        else:
+            dist.recv(got, peer)
+            dist.send(out, peer)
+        return got
+
+    total = rows[i] + trade(mine[1 - i], rows[1 - i].clone())
+    total = total + trade(theirs[i], total)
+    rows[1 - i] = trade(mine[1 - i], total)
+    rows[i] = total
+    tensor.copy_(rows.view(-1)[: len(tensor)])
+""",
+    ),
+    (
+        "partners in crossed order, the second half first",
+        altered(
+            "02.node_all_reduce",
+            ("mine, other = halves[place], halves[1 - place]",
+             "mine, other = halves[1 - place], halves[place]"),
+        ),
+    ),
+]  # fmt: skip
+PROMISES["02.node_all_reduce"] = {
+    "two on each": None,
+    "sends at most half of the tensor to the other node": (*FAR, ""),
+    "at most as many bytes as the tensor has to the rank on its own node": (*NEAR, ""),
+    "Use messages alone": (*FAR, ""),
+    "`nodes` says which ranks share a node": (*PLACED, "placed"),
+    "All ranks end with the same bits": (*BITS, ""),
+    "The length may be odd, or 1": ("odd lengths", "odd"),
+    "Replace the tensor on every rank by the sum over the four ranks": (*BITS, ""),
+    "the same on every rank": None,
+    "two ranks have the same": (*PLACED, "placed"),
+    "The same list on every rank": None,
+    "the node of each rank": (*PLACED, "placed"),
+}
+EQUIVALENT["02.node_all_reduce"] = {
+    "`rank = dist.get_rank()` -> the first one, kept": "a rank has one number"
+}

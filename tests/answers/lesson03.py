@@ -1381,3 +1381,200 @@ WRONG["03.rank_indices"] += [
         loses=("evaluation: each sample exactly once",),
     )
 ]
+
+# -- 03.diagnose -----------------------------------------------------------------------------------
+
+SIZES = ("a right step, and mistakes in the size",)
+MEANS = ("a mean of means",)
+BETWEEN = ("mistakes between micro-batches",)
+LEFT = ("what the step before left",)
+
+PLAN = (
+    "batches = [[torch.tensor([10.0 + r]), torch.full((r + 2,), 3.0 * r * r)] "
+    "for r in range(ranks)]"
+)
+
+
+def planned(samples):
+    """The solution with other samples."""
+    return altered("03.diagnose", (PLAN, f"batches = {samples}"))
+
+
+WRONG["03.diagnose"] = [
+    Wrong(
+        "always right",
+        "def diagnose(step, rank, ranks):\n    return 'right'",
+        says="without a call of `step`",
+    ),
+    Wrong(
+        "equal ranks",
+        planned("[[torch.tensor([9.0 + r * r]), torch.tensor([3.0 * r])] for r in range(ranks)]"),
+        says="Give the ranks different numbers of samples",
+        loses=MEANS,
+    ),
+    Wrong(
+        "one micro-batch",
+        altered(
+            "03.diagnose",
+            (PLAN, "batches = [[torch.full((r + 2,), 3.0 * r * r + 1)] for r in range(ranks)]"),
+            (
+                "    firsts = sum(first.sum().item() for first, _ in batches)\n"
+                "    lasts = torch.cat([last for _, last in batches])\n"
+                "    samples = len(lasts) + ranks\n"
+                "    right = (firsts + lasts.sum().item()) / samples",
+                "    right = torch.cat([mine[0] for mine in batches]).mean().item()",
+            ),
+            (
+                '        "last": lasts.mean().item(),\n'
+                '        "again": (firsts * ranks + lasts.sum().item()) / samples,\n',
+                "",
+            ),
+        ),
+        says="Hand over several micro-batches",
+        loses=BETWEEN,
+    ),
+    Wrong(
+        "one call",
+        altered("03.diagnose", ("abs(step(batches[rank]) - gradient) > 1e-6", "False")),
+        says="Only a second step shows",
+        loses=LEFT,
+    ),
+    Wrong(
+        "the same values on every rank",
+        planned("[[torch.tensor([2.0]), torch.full((3,), 5.0)] for r in range(ranks)]"),
+        says="Your samples cannot tell",
+    ),
+    Wrong(
+        "values that add up to 0",
+        planned(
+            "[[torch.tensor([1.0 + r]), torch.full((1 + r,), -1.0)] for r in range(ranks)]"
+        ),
+        says="Your samples cannot tell",
+    ),
+    Wrong(
+        "the worlds of the lesson: N is 4",
+        altered("03.diagnose", ("right * ranks", "right * 4"), ("right / ranks", "right / 4")),
+        says="which would have given it",
+    ),
+    Wrong(
+        "one call for each suspicion",
+        altered(
+            "03.diagnose",
+            (
+                "    gradient = step(batches[rank])",
+                "    gradient = step(batches[rank])\n    for part in batches[rank]:\n"
+                "        step([part])\n    step(batches[rank])",
+            ),
+        ),
+        says="calls for one diagnosis; 3 are allowed".replace("calls ", "times "),
+        loses=("at most three calls",),
+    ),
+    Wrong(
+        "only rank 0 experiments",
+        altered(
+            "03.diagnose",
+            (
+                "    gradient = step(batches[rank])",
+                "    if rank:\n        return 'right'\n    gradient = step(batches[rank])",
+            ),
+        ),
+        says="a rank called `step` and another one did not",
+    ),
+    Wrong(
+        "clearing is taken for counting again",
+        altered(
+            "03.diagnose",
+            ('"last": lasts', '"again": lasts'),
+            ('"again": (firsts', '"last": (firsts'),
+        ),
+        says="which would have given it",
+        loses=BETWEEN,
+    ),
+    Wrong(
+        "a sentence for a name",
+        altered("03.diagnose", ('return "stale"', 'return "zero_grad is missing"')),
+        says="Return one of the names in the table",
+        loses=LEFT,
+    ),
+]  # fmt: skip
+RIGHT["03.diagnose"] = [
+    (
+        "random samples in three micro-batches, and one question after the other",
+        """
+def diagnose(step, rank, ranks):
+    dice = torch.Generator().manual_seed(5)
+    data = [
+        [1 + torch.rand(1 + 2 * r + m, generator=dice).double() for m in range(3)]
+        for r in range(ranks)
+    ]
+    sums = [sum(data[r][m].sum().item() for r in range(ranks)) for m in range(3)]
+    count = sum(len(part) for mine in data for part in mine)
+    mean = sum(sums) / count
+    mine = torch.cat(data[rank]).mean().item()
+    first = step(data[rank])
+    second = step(tuple(data[rank]))
+
+    def seen(value):
+        return abs(first - value) < 1e-9
+
+    if abs(second - 2 * first) < 1e-9:
+        return "stale"
+    if seen(mean):
+        return "right"
+    if seen(mean * ranks):
+        return "sum"
+    if seen(mean / ranks):
+        return "twice"
+    if seen(mine):
+        return "local"
+    if seen(((sums[0] * ranks + sums[1]) * ranks + sums[2]) / count):
+        return "again"
+    last = sum(len(data[r][2]) for r in range(ranks))
+    return "last" if seen(sums[2] / last) else "equal"
+""",
+    ),
+    (
+        "in float64",
+        altered(
+            "03.diagnose",
+            ("torch.full((r + 2,), 3.0 * r * r)]", "torch.full((r + 2,), 3.0 * r * r).double()]"),
+        ),
+    ),
+]
+PROMISES["03.diagnose"] = {
+    "the mean over all samples of all ranks": (*SIZES, ""),
+    "no mistake: all samples of all ranks and micro-batches count the same": (*SIZES, ""),
+    "nothing is sent: each rank has the mean over its own samples": (*SIZES, ""),
+    "nothing is sent": (*SIZES, ""),
+    "the same on every rank": (*SIZES, ""),
+    "call `step` **at most three times**": ("at most three calls", ""),
+    "All ranks call it together and equally often": (*SIZES, ""),
+    "with at least one sample each, as many micro-batches on every rank": None,
+}
+ASSUMED = {
+    "03.diagnose": {
+        "frozen rank": "a rank has one number",
+        "frozen ranks": "a job has one world",
+    }
+}
+OTHER_SAMPLES = "with these samples, too, each name has its own gradient"
+ONE_WORLD = "all ranks' samples are the same in a job, which has one world"
+EQUIVALENT["03.diagnose"] = {
+    "`3.0 * r * r` -> `3.0 * r`": OTHER_SAMPLES,
+    "`10.0 + r` -> `10.0`": OTHER_SAMPLES,
+    "`10.0 + r` -> `r`": OTHER_SAMPLES,
+    "`10.0 + r` -> `10.0 - r`": OTHER_SAMPLES,
+    "`10.0` -> `21.0`": OTHER_SAMPLES,
+    "`2` -> `3`": OTHER_SAMPLES,
+    "`2` -> `1`": OTHER_SAMPLES,
+    "`3.0` -> `7.0`": OTHER_SAMPLES,
+    "`firsts = sum((first.sum().item() for first, _ in batches))` -> the first one, kept": (
+        ONE_WORLD
+    ),
+    "`first.sum` -> `first.mean`": "the first micro-batch has one sample",
+    "`lasts = torch.cat([last for _, last in batches])` -> the first one, kept": ONE_WORLD,
+    "`len(lasts)` -> `_kept.setdefault(15, len(lasts))`": ONE_WORLD,
+    "`abs(step(batches[rank]) - gradient) > 1e-06` -> "
+    "`abs(step(batches[rank]) - gradient) >= 1e-06`": "no difference is that small",
+    "`1e-06` -> `1.000002`": "a stale step differs by more than that with these samples",
+}

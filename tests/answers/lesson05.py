@@ -1,7 +1,7 @@
 """Wrong answers to lesson 05 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
-from answers.altered import altered, wrapped
+from answers.altered import altered, solution, wrapped
 
 MEAN = ("after backward() every gradient is the mean",)
 ODD = ("tied and frozen parameters",)
@@ -1179,3 +1179,173 @@ WRONG["05.hooks"] += [
         says="it was not averaged",
     )
 ]
+
+# -- 05.rebuild ------------------------------------------------------------------------------------
+
+EACH = ("after each backward() every gradient is the mean",)
+TOLD = ("one broadcast, in the first backward",)
+ARRIVAL = ("from the second on, buckets in the order of arrival",)
+
+
+def rebuilt(*changes):
+    return altered("05.rebuild", *changes)
+
+
+WRONG["05.rebuild"] = [
+    Wrong(
+        "the buckets of task 2, never made again",
+        solution("05.buckets").replace("average_in_buckets", "rebuild_buckets"),
+        says="made 0 broadcasts in the first backward",
+        loses=TOLD,
+    ),
+    Wrong(
+        "told, and not used",
+        rebuilt(("for p in (parameters[index] for index in order.tolist())",
+                 "for p in reversed(parameters)")),
+        says="in the order in which the model registers its parameters",
+        loses=ARRIVAL,
+    ),
+    Wrong(
+        "every rank its own order",
+        rebuilt(("        dist.broadcast(order, src=0)\n", "")),
+        says="made 0 broadcasts",
+        loses=TOLD,
+    ),
+    Wrong(
+        "told in every backward",
+        rebuilt(("            if not rebuilt:\n                rebuild()",
+                 "            rebuild()")),
+        says="The order is told once, in the first",
+        loses=TOLD,
+    ),
+    Wrong(
+        "told by pickled objects",
+        rebuilt(("        dist.broadcast(order, src=0)\n",
+                 "        objects = [arrived]\n        dist.broadcast_object_list(objects, src=0)\n"
+                 "        order = torch.tensor(objects[0])\n")),
+        says="made 2 broadcasts",
+        loses=TOLD,
+    ),
+    Wrong(
+        "the last rank's order",
+        rebuilt(("src=0", "src=world - 1")),
+        says="The order of rank 0 is asked for",
+        loses=TOLD,
+    ),
+    Wrong(
+        "the last to arrive come first",
+        rebuilt(("for index in order.tolist())", "for index in order.tolist()[::-1])")),
+        says="Fill them in the order of arrival",
+        loses=ARRIVAL,
+    ),
+    Wrong(
+        "a bucket is closed when it has reached the limit",
+        rebuilt(("if held and held + p.numel() > limit", "if held >= limit")),
+        says="when it had reached the limit",
+        loses=ARRIVAL,
+    ),
+    Wrong(
+        "all is sent at the end of backward",
+        rebuilt(("        while sent < len(buckets) and all(",
+                 "        while len(arrived) == len(parameters) and sent < len(buckets) and all(")),
+        says="Send from the hooks, not at the end",
+        loses=ARRIVAL,
+    ),
+    Wrong(
+        "what has arrived is kept for the next backward",
+        rebuilt(("            arrived.clear()\n", "")),
+        says="each travels once",
+        loses=TOLD,
+    ),
+    Wrong(
+        "a sum",
+        rebuilt(("        flat /= world\n", "")),
+        says="is the sum over the ranks",
+        loses=EACH,
+    ),
+]  # fmt: skip
+RIGHT["05.rebuild"] = [
+    (
+        "counts down, and one all-reduce for the first backward",
+        """
+class Rebuilt:
+    def __init__(self, model, limit):
+        self.parameters, self.limit = list(model.parameters()), limit
+        self.order, self.plan = [], None
+        for number, p in enumerate(self.parameters):
+            p.register_post_accumulate_grad_hook(lambda p, number=number: self.hook(number))
+
+    def average(self, numbers):
+        gradients = [self.parameters[i].grad for i in numbers]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+        start = 0
+        for g in gradients:
+            g.copy_(flat[start : start + g.numel()].view(g.shape) / dist.get_world_size())
+            start += g.numel()
+
+    def hook(self, number):
+        if self.plan is None:
+            self.order.append(number)
+            if len(self.order) == len(self.parameters):
+                self.average(range(len(self.order)))
+                told = torch.tensor(self.order, dtype=torch.int32)
+                dist.broadcast(told, 0)
+                self.plan, size = [], 0
+                for i in told.tolist():
+                    n = self.parameters[i].numel()
+                    if not self.plan or size + n > self.limit:
+                        self.plan.append([])
+                        size = 0
+                    self.plan[-1].append(i)
+                    size += n
+                self.begin()
+            return
+        self.there.add(number)
+        while self.next < len(self.plan) and self.there.issuperset(self.plan[self.next]):
+            self.average(self.plan[self.next])
+            self.next += 1
+        if self.next == len(self.plan):
+            self.begin()
+
+    def begin(self):
+        self.next, self.there = 0, set()
+
+
+def rebuild_buckets(model, limit):
+    Rebuilt(model, limit)
+""",
+    ),
+    (
+        "finishes the first backward in a callback of autograd",
+        altered(
+            "05.rebuild",
+            ("            if not rebuilt:\n                rebuild()\n"
+             "            rebuilt, sent = True, 0\n            arrived.clear()",
+             "            if rebuilt:\n                sent = 0\n                arrived.clear()\n"
+             "            else:\n                torch.autograd.Variable._execution_engine"
+             ".queue_callback(first_over)"),
+            ("    def ready(parameter):",
+             "    def first_over():\n        nonlocal sent, rebuilt\n        rebuild()\n"
+             "        rebuilt, sent = True, 0\n        arrived.clear()\n\n"
+             "    def ready(parameter):"),
+        ),
+    ),
+]  # fmt: skip
+PROMISES["05.rebuild"] = {
+    "each once and by all-reduce": (*TOLD, ""),
+    "in one broadcast of one integer for each parameter": (*TOLD, ""),
+    "each bucket is one all-reduce, sent when its gradients are there": (*ARRIVAL, ""),
+    "Into a bucket go the next parameters in the new order": (*ARRIVAL, ""),
+    "all its parameters get a gradient in every backward": None,
+    "unless one parameter alone has more": (*ARRIVAL, ""),
+}
+STRICT = "the bucket and its parts are equally many"
+EQUIVALENT["05.rebuild"] = {
+    "`zip(bucket, flat.split([p.numel() for p in bucket]), stri...` -> "
+    "`zip(bucket, flat.split([p.numel() for p in bucket]))`": STRICT,
+    "`True` -> `False`": STRICT,
+    "`def rebuild(): order = torch.tensor(arrived) dist.broadca...` -> its first result, kept": (
+        "it is called once for each model"
+    ),
+}

@@ -1,7 +1,7 @@
 """Answers to lesson 06: wrong ones that people give, right ones in another style, promises."""
 
 from answers import Wrong
-from answers.altered import altered, wrapped
+from answers.altered import altered, solution, wrapped
 
 KEPT = ("a rank keeps what it does not send",)
 SENT = ("the mean of what the ranks sent",)
@@ -775,3 +775,147 @@ WRONG["06.local_sgd"] += [
         says="is wrong: it is off by",
     ),
 ]  # fmt: skip
+
+# -- 06.top_k_momentum -----------------------------------------------------------------------------
+
+VELOCITY = ("the velocity of SGD on this rank's gradients",)
+ADD_UP = ("sent and left add up to all velocities",)
+
+
+def momentum(*changes):
+    return altered("06.top_k_momentum", *changes)
+
+
+STEP = "velocity = momentum * velocity + gradient"
+HELD = "total = (residual + velocity).flatten()  # (n,)"
+WRONG["06.top_k_momentum"] = [
+    Wrong(
+        "momentum after the exchange",
+        momentum(
+            (f"    {STEP}\n", ""),
+            (HELD, "total = (residual + gradient).flatten()  # (n,)"),
+            ("    mean /= world\n",
+             "    mean /= world\n    velocity = momentum * velocity + mean.view(velocity.shape)\n"
+             "    mean = velocity.flatten()\n"),
+        ),
+        says="is made of what arrived",
+        loses=VELOCITY,
+    ),
+    Wrong(
+        "the residual of task 1, a velocity beside it",
+        momentum((HELD, "total = (residual + gradient).flatten()  # (n,)")),
+        says="is made of gradients: what a rank did not send",
+        loses=ADD_UP,
+    ),
+    Wrong(
+        "the residual goes through the momentum",
+        momentum((STEP, "velocity = momentum * velocity + gradient + residual"),
+                 (HELD, "total = velocity.flatten()")),
+        says="velocity after step 2",
+        loses=VELOCITY,
+    ),
+    Wrong(
+        "sent entries lose their velocity",
+        momentum(("    left = total", "    velocity = velocity.flatten().index_fill(0, places, 0)"
+                  ".view(gradient.shape)\n    left = total")),
+        says="entries that were sent keep it",
+        loses=VELOCITY,
+    ),
+    Wrong(
+        "a running mean of gradients",
+        momentum((STEP, "velocity = momentum * velocity + (1 - momentum) * gradient")),
+        says="SGD's velocity adds all of it",
+        loses=VELOCITY,
+    ),
+    Wrong(
+        "momentum of 0.9, always",
+        momentum((STEP, "velocity = 0.9 * velocity + gradient")),
+        says="velocity after step 2",
+        loses=VELOCITY,
+    ),
+    Wrong(
+        "only the velocity is sent, nothing is kept",
+        momentum((HELD, "total = velocity.flatten()")),
+        says="forgets the residual of the step before",
+        loses=ADD_UP,
+    ),
+    Wrong(
+        "the largest of the velocity",
+        momentum(("places = total.abs()", "places = velocity.flatten().abs()")),
+        says="choose among all that the rank holds",
+        loses=ADD_UP,
+    ),
+    Wrong(
+        "the velocity in place",
+        momentum((STEP, "velocity.mul_(momentum).add_(gradient)")),
+        says="changed velocity",
+        loses=SAME_K,
+    ),
+    Wrong(
+        "everything travels",
+        momentum(
+            ("    mean = torch.zeros_like(total)\n",
+             "    mean = total - total.index_fill(0, places, 0)\n    dist.all_reduce(mean)\n"),
+            ("        mean.index_add_(0, where, values)  # in the order of ranks, on every rank\n",
+             "        pass\n"),
+        ),
+        says="k values and k places of four bytes",
+        loses=PAIRS,
+    ),
+]  # fmt: skip
+RIGHT["06.top_k_momentum"] = [
+    (
+        "task 1's function, given the velocity for a gradient",
+        solution("06.top_k")
+        + """
+
+def top_k_momentum(gradient, velocity, residual, k, momentum):
+    velocity = velocity.mul(momentum).add(gradient)
+    mean, residual = top_k(velocity, residual, k)
+    return mean, velocity, residual
+""",
+    ),
+    (
+        "a mask, and scatter_add",
+        """
+def top_k_momentum(gradient, velocity, residual, k, momentum):
+    new = gradient + velocity * momentum
+    held = (new + residual).reshape(-1)
+    order = held.abs().argsort(descending=True)[:k]
+    mask = torch.zeros(held.shape, dtype=torch.bool)
+    mask[order] = True
+    values, places = held[order], order.to(torch.int32)
+    all_values = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    all_places = [torch.zeros_like(places) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_values, values)
+    dist.all_gather(all_places, places)
+    out = torch.zeros_like(held)
+    for v, p in zip(all_values, all_places):
+        out.scatter_add_(0, p.long(), v)
+    out = out / len(all_values)
+    kept = torch.where(mask, torch.zeros_like(held), held)
+    return out.reshape(gradient.shape), new, kept.reshape(gradient.shape)
+""",
+    ),
+]
+PROMISES["06.top_k_momentum"] = {
+    "so that nothing is lost": (*ADD_UP, ""),
+    "an entry that waited ten steps arrives": None,
+    "Task 1 knows nothing of it": None,
+    "Each rank's velocity is that of SGD on its own gradients": (*VELOCITY, ""),
+    "add up to **all its velocities so far**": (*ADD_UP, ""),
+    "It sends the k entries with the largest absolute value of all that it holds": (*ADD_UP, ""),
+    "k and the bytes are as in task 1": (*PAIRS, ""),
+    "Then with k = all entries each mean is exactly": ("the mean of what the ranks sent", ""),
+    "the same on all ranks": None,
+    "all of the gradient's shape and dtype": ("the mean of what the ranks sent", ""),
+    "the mean has the same bits on all ranks": (*SAME_K, ""),
+}
+EQUIVALENT["06.top_k_momentum"] = {
+    WORLD: "a job has one world",
+    "`zip(gather(places.int()), gather(total[places]), strict=T...` -> "
+    "`zip(gather(places.int()), gather(total[places]))`": "both lists have one entry for each rank",
+    "`True` -> `False`": "the same, said",
+    "`0` -> `-1` (#3)": "a flat tensor has one dimension",
+    "`0` -> `-1`": "the same",
+}

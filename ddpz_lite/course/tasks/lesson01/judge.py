@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.course.check.compare import close, differs, number
+from ddpz_lite.course.check.compare import close, differs, number, whole
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vary import drawn_again, one_at_a_time
 from ddpz_lite.course.tasks.lesson01.job import LOSSES, OPTIMIZERS, trained
@@ -501,4 +501,122 @@ SCALED_STEP = Task(
     "steps. On several ranks the decision must be one for all: one small all-reduce (lesson 12).",
 )
 
-TASKS = [STATE_BYTES, ACCUMULATE, SCALED_STEP]
+# -- 01.largest_batch ------------------------------------------------------------------------------
+
+STATES = {"SGD": 0, "SGD with momentum": 4, "AdamW": 8}  # bytes for each parameter
+
+
+def _batch_cases(rng: torch.Generator) -> list[Case]:
+    def drawn(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def question(optimizer: str, sizes: tuple[int, int] = (2, 4), **more: int) -> dict[str, Any]:
+        """more: the batch that fits, "fits", and the bytes that are "left" over then."""
+        parameters, sample = drawn(10**6, 10**7), drawn(10**5, 10**6)
+        fixed = 4 * parameters + drawn(10**3, 10**6)
+        fits = more.get("fits", drawn(300, 600) | 1)
+        left = more.get("left", drawn(1, sample))
+        return {
+            "peaks": {size: fixed + size * sample for size in sizes},
+            "parameters": parameters,
+            "optimizer": optimizer,
+            "budget": fixed + STATES[optimizer] * parameters + fits * sample + left,
+        }
+
+    def case(says: str, kind: str, *questions: dict[str, Any]) -> Case:
+        return Case(says, [{"questions": list(questions)}], kind)
+
+    first = question("SGD")
+    others = question("AdamW", (2, 4))
+    (varied,) = one_at_a_time([first], [others])
+    varied = [q for q in varied if _fitting(q) > 0]
+    return [
+        case("plain SGD", "", first, question("SGD")),
+        case("other batch sizes", "sizes", question("SGD", (16, 1)), question("SGD", (3, 7))),
+        case("optimizers with states", "states", *varied, question("AdamW"),
+             question("SGD with momentum"), question("AdamW", (5, 8))),
+        case("a budget that is just enough, and one that is not", "edge",
+             question("AdamW", fits=64, left=0), question("SGD", fits=64, left=-1),
+             question("AdamW", fits=0, left=0), question("SGD with momentum", fits=-3),
+             question("SGD", fits=1, left=0)),
+    ]  # fmt: skip
+
+
+def _peak(question: dict[str, Any], batch: int) -> int:
+    """The peak of the second step, in bytes."""
+    (small, low), (large, high) = sorted(question["peaks"].items())
+    sample = (high - low) // (large - small)
+    states = STATES[question["optimizer"]] * question["parameters"]
+    return low + (batch - small) * sample + states
+
+
+def _fitting(question: dict[str, Any]) -> int:
+    sample = _peak(question, 1) - _peak(question, 0)
+    return max(0, (question["budget"] - _peak(question, 0)) // sample)
+
+
+def _batches(seen: Observed) -> str | None:
+    questions = seen.case.inputs[0]["questions"]
+    for question, got in zip(questions, seen.data[0]["batches"], strict=True):
+        if wrong := _wrong_batch(question, got):
+            return wrong
+    return None
+
+
+def _wrong_batch(question: dict[str, Any], got: Any) -> str | None:
+    batch, right = whole(got), _fitting(question)
+    if batch is None:
+        return f"The batch size must be an int, not {type(got).__name__}."
+    if batch == right:
+        return None
+    if batch < 0:
+        return f"It says {batch}. Where not even one sample fits, the answer is 0."
+    name, budget = question["optimizer"], question["budget"]
+    told = f"With {name} and {budget:,} bytes it says {batch}"
+    size = max(question["peaks"])
+    forgot = {other: _fitting({**question, "optimizer": other}) for other in STATES}
+    if batch == budget * size // question["peaks"][size]:
+        return (
+            f"{told}, as if all of the peak grew with the batch. Weights and gradients do not: two "
+            "measurements tell them apart."
+        )
+    if name == "SGD" and batch == forgot["AdamW"]:
+        return f"{told}: weights and gradients are in the measured peak already."
+    if batch == forgot["SGD"]:
+        return f"{told}: the first step fits, and the second has the optimizer's states, too."
+    if batch in forgot.values():
+        other = next(other for other, fits in forgot.items() if fits == batch)
+        return f"{told}, which is right for the states of {other}."
+    if batch > right:
+        peak = _peak(question, batch)
+        return f"{told}. Its second step has a peak of {peak:,}, which is too much."
+    if batch == 1 << max(right.bit_length() - 1, 0):
+        return f"{told}, a power of two. {batch + 1} samples fit as well."
+    return f"{told}, and {batch + 1} samples fit as well: {_peak(question, batch + 1):,} bytes."
+
+
+LARGEST_BATCH = Task(
+    id="01.largest_batch",
+    title="The largest batch",
+    answer="largest_batch",
+    job="lesson01.largest_batch",
+    minutes=10,
+    cases=_batch_cases,
+    criteria=(
+        Criterion("measured at 2 and 4, plain SGD", 1, _batches, on=("",)),
+        Criterion("measured at other batch sizes", 1, _batches, on=("sizes",)),
+        Criterion("optimizers that keep states", 2, _batches, on=("states",)),
+        Criterion("just enough, and not enough", 1, _batches, on=("edge",)),
+    ),
+    hints=(
+        "What part of the peak does not depend on the batch? How do two measurements show it?",
+        "A line through two points: its slope is what a sample takes. What does the second step "
+        "hold from the first on?",
+        "fixed = peak - batch * slope, plus 4 bytes per parameter with momentum or 8 with AdamW. "
+        "Then whole samples in what is left of the budget, and not below 0.",
+    ),
+    debrief="A job that dies of memory in its second step is this mistake. Real allocators also "
+    "round and fragment, so people leave some 10% free.",
+)  # fmt: skip
+
+TASKS = [STATE_BYTES, ACCUMULATE, SCALED_STEP, LARGEST_BATCH]

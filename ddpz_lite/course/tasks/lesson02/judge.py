@@ -529,4 +529,157 @@ HANGS = Task(
     "recorder (TORCH_FR_BUFFER_SIZE) holds the lists that you wrote by hand.",
 )
 
-TASKS = [TREE, RING, REDUCE_SCATTER, HANGS]
+# -- 02.node_all_reduce ----------------------------------------------------------------------------
+
+IN_ORDER = [0, 0, 1, 1]
+
+
+def _node_cases(rng: torch.Generator) -> list[Case]:
+    def case(*calls: tuple[int, list[int]], kind: str = "", dtype=torch.float32) -> Case:
+        def call(length: int, nodes: list[int]) -> dict[str, Any]:
+            drawn = torch.randn(length, generator=apart(rng)).to(dtype)
+            return {"tensor": drawn, "nodes": nodes}
+
+        inputs = [{"calls": [call(*one) for one in calls]} for _ in IN_ORDER]
+        name = "" if dtype is torch.float32 else ", float64"
+        lengths = " and ".join(str(length) for length in dict.fromkeys(n for n, _ in calls))
+        placed = ", then ".join(str(list(p)) for p in dict.fromkeys(tuple(p) for _, p in calls))
+        return Case(f"{lengths} elements{name}, nodes {placed}", inputs, kind)
+
+    return [case((600, IN_ORDER), (12, IN_ORDER), (12, IN_ORDER)),
+            case((8, [0, 1, 0, 1]), (8, [7, 3, 3, 7]), (8, [1, 1, 0, 0]), kind="placed"),
+            case((1003, IN_ORDER), (1, IN_ORDER), (3, IN_ORDER), kind="odd"),
+            case((9, [2, 0, 2, 0]), kind="placed", dtype=torch.float64)]  # fmt: skip
+
+
+def _node_values(seen: Observed) -> str | None:
+    return _each_call(_node_value)(seen)
+
+
+def _node_value(seen: Observed, number: int) -> str | None:
+    calls = [rank["calls"][number] for rank in seen.case.inputs]
+    nodes, parts = calls[0]["nodes"], [call["tensor"] for call in calls]
+    right = torch.stack(parts).sum(0)
+    for rank, got in enumerate(seen.data):
+        tensor = got["tensors"][number]
+        near = sum(part for part, node in zip(parts, nodes, strict=True) if node == nodes[rank])
+        told = explain(
+            tensor,
+            right,
+            f"Rank {rank}'s tensor",
+            {
+                "is the mean. An all-reduce with SUM gives the sum.": right / 4,
+                "is what it began with: put the sum into the tensor that it was given.": parts[
+                    rank
+                ],
+                "is the sum over its own node: what the other node has never came.": near,
+            },
+        )
+        if told is None:
+            if close(tensor, seen.data[0]["tensors"][number], bitwise=True):
+                continue
+            return f"Ranks 0 and {rank} do not hold the same bits: add up once, and copy the sum."
+        if close(tensor, right, rtol=2e-2):
+            return f"Rank {rank}'s sum was rounded on the way: send the tensor's own dtype."
+        if type(tensor) is torch.Tensor and tensor.shape == right.shape:
+            good = (tensor - right).abs() < 1e-4
+            if good.any() and not good.all():
+                first = int((~good).nonzero()[0])
+                return (
+                    f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements; "
+                    f"element {first} is the first where it has not. Does each rank hand back the "
+                    "half that it added up, is an odd element in one of the halves, and is each "
+                    "message waited for before it is used?"
+                )
+        return told
+    return None
+
+
+def _crossing(seen: Observed, number: int) -> list[list[int]]:
+    """For each rank the bytes of its messages to the other node."""
+    nodes = seen.case.inputs[0]["calls"][number]["nodes"]
+    return [
+        [
+            call.bytes_sent
+            for call in seen.calls(rank, f"call {number}")
+            if call.op == "send" and nodes[call.peer] != nodes[rank]
+        ]
+        for rank in range(4)
+    ]
+
+
+def _node_far(seen: Observed) -> str | None:
+    wrong = _only_messages(seen, "the all-reduce")
+    return wrong or _each_call(_node_far_call)(seen) or waited_for(seen)
+
+
+def _node_far_call(seen: Observed, number: int) -> str | None:
+    call = seen.case.inputs[0]["calls"][number]
+    nodes, tensor = call["nodes"], call["tensor"]
+    most = ceil(tensor.numel() / 2) * tensor.element_size()
+    crossing = _crossing(seen, number)
+    for rank, sizes in enumerate(crossing):
+        if sum(sizes) <= most:
+            continue
+        (mate,) = [r for r in range(4) if nodes[r] == nodes[rank] and r != rank]
+        if sum(sizes) <= tensor.nbytes and not sum(crossing[mate]):
+            how = f"Rank {mate} on the same node sends none: let each take one half across."
+        elif max(sizes) > most or sum(sizes) > tensor.nbytes:
+            how = "Only the sum of the node has to cross, and each of its ranks can take one half."
+        else:
+            how = "Which of its messages could stay in the node if the node added up first?"
+        return (
+            f"With nodes {nodes}, rank {rank} sent {sum(sizes):,} bytes to the other node; half of "
+            f"the tensor is {most:,}. {how}"
+        )
+    return None
+
+
+def _node_near(seen: Observed) -> str | None:
+    return _each_call(_node_near_call)(seen)
+
+
+def _node_near_call(seen: Observed, number: int) -> str | None:
+    tensor = seen.case.inputs[0]["calls"][number]["tensor"]
+    for rank, sizes in enumerate(_crossing(seen, number)):
+        sent = seen.sent(rank, f"call {number}") - sum(sizes)
+        if sent > 2 * ceil(tensor.numel() / 2) * tensor.element_size():
+            return (
+                f"Rank {rank} sent {sent:,} bytes to the rank on its node; the tensor has "
+                f"{tensor.nbytes:,}. Before the crossing it needs to send only the half that it "
+                "does not add up."
+            )
+    return None
+
+
+def _node_placed(seen: Observed) -> str | None:
+    return _node_values(seen) or _node_far(seen)
+
+
+NODES = Task(
+    id="02.node_all_reduce",
+    title="An all-reduce for two nodes",
+    answer="node_all_reduce",
+    job="lesson02.node_all_reduce",
+    minutes=15,
+    cases=_node_cases,
+    criteria=(
+        Criterion("the sum on every rank, the same bits", 2, _node_values, on=("",)),
+        Criterion("odd lengths", 1, _node_values, on=("odd",)),
+        Criterion("at most half of the tensor from each rank to the other node", 2, _node_far,
+                  on=("", "odd")),
+        Criterion("at most the tensor from each rank within its node", 1, _node_near),
+        Criterion("any two ranks on a node", 1, _node_placed, on=("placed",)),
+    ),
+    hints=(
+        "What does the other node have to know of yours: two tensors, or one? Who could carry it?",
+        "Within the node, each of the two ranks adds up one half. What does it send across, to "
+        "whom, and what does it do with what comes?",
+        "Three exchanges: with the neighbour, the half that you do not add up; with one rank of "
+        "the other node, the half that you did; with the neighbour again, the finished halves.",
+    ),
+    debrief="This is reduce-scatter, all-reduce, all-gather. With eight ranks per node, as in "
+    "lesson 16, each rank carries an eighth of the tensor to the other node.",
+)  # fmt: skip
+
+TASKS = [TREE, RING, REDUCE_SCATTER, HANGS, NODES]

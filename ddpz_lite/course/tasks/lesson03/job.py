@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.tasks.lesson03 import broken
 
 
 def _turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,3 +213,81 @@ def f1(answer: Callable[..., Any], *, calls: list[dict[str, torch.Tensor]]) -> d
         values.append(_copy(answer(mine["predicted"], mine["labels"])))
         changed += kept.changed()
     return {"f1": values, "changed": changed}
+
+
+# ---- 03.diagnose ----
+
+# The last rank runs no answer. It alone knows the mistakes: the others send it their micro-batches,
+# and it sends back what each one's gradient is.
+OVER, APART = 1.0, 2.0  # why there is no gradient
+WHY = {
+    OVER: "a rank called `step` and another one did not. Fix: call it equally often on all ranks.",
+    APART: "the ranks handed over different numbers of micro-batches. Fix: hand over as many on "
+    "each, with at least one sample in each.",
+}
+
+
+def diagnose(
+    answer: Callable[..., Any], *, steps: int, mistakes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """steps: how many have to be diagnosed. mistakes: theirs, on the last rank alone."""
+    if mistakes:
+        return {"asked": [_serve(mistake) for mistake in mistakes]}
+    current, names = [0], []
+    rank, hidden = dist.get_rank(), dist.get_world_size() - 1
+    for number in range(steps):
+        current[0] = number
+
+        def step(micro_batches: Sequence[torch.Tensor], number: int = number) -> float:
+            if number != current[0]:
+                raise RuntimeError("this step is over. Fix: use the one that was handed in.")
+            parts = [torch.as_tensor(part).double().flatten() for part in micro_batches]
+            sizes = [len(part) for part in parts]
+            if not sizes or not all(sizes):
+                raise ValueError("a micro-batch has no samples. Fix: give each at least one.")
+            dist.send(torch.tensor(len(sizes)), hidden)
+            dist.send(torch.tensor(sizes), hidden)
+            dist.send(torch.cat(parts), hidden)
+            reply = torch.empty(2, dtype=torch.float64)
+            dist.recv(reply, hidden)
+            why, gradient = reply.tolist()
+            if why:
+                raise RuntimeError(WHY[why])
+            return gradient
+
+        try:
+            names.append(answer(step, rank, hidden))
+        finally:
+            dist.send(torch.tensor(0), hidden)
+    return {"names": names}
+
+
+def _serve(mistake: str) -> list[list[list[list[float]]]]:
+    """Make the steps of one diagnosis; for each, every rank's micro-batches."""
+    ranks = range(dist.get_rank())
+    before, asked, there = [0.0 for _ in ranks], [], set(ranks)
+    while there:
+        batches = {rank: parts for rank in sorted(there) if (parts := _received(rank))}
+        there = set(batches)
+        why = OVER if len(batches) < len(ranks) else 0.0
+        if not why and len({len(parts) for parts in batches.values()}) > 1:
+            why = APART
+        if not why:
+            before = broken.gradients(mistake, [batches[rank] for rank in ranks], before)
+            asked.append([[part.tolist() for part in batches[rank]] for rank in ranks])
+        for rank in sorted(there):
+            dist.send(torch.tensor([why, before[rank]], dtype=torch.float64), rank)
+    return asked
+
+
+def _received(rank: int) -> list[torch.Tensor]:
+    """A rank's micro-batches, or none where it calls no more."""
+    number = torch.empty((), dtype=torch.int64)
+    dist.recv(number, rank)
+    if not number:
+        return []
+    sizes = torch.empty(int(number), dtype=torch.int64)
+    dist.recv(sizes, rank)
+    values = torch.empty(int(sizes.sum()), dtype=torch.float64)
+    dist.recv(values, rank)
+    return list(values.split(sizes.tolist()))

@@ -21,6 +21,7 @@ from ddpz_lite.course.check.vocabulary import (
     unchanged,
     world_name,
 )
+from ddpz_lite.course.tasks.lesson03 import broken
 
 SHAPES = ((3, 5), (7,), (2, 1, 2), ())
 OTHER = ((4, 3), (0, 2), (5,))  # of a second call
@@ -848,4 +849,104 @@ F1 = Task(
     "you ask for the value, not at every step.",
 )
 
-TASKS = [SAME_START, AVERAGE, WEIGHTED_MEAN, INDICES, BATCH_NORM, F1]
+# -- 03.diagnose -----------------------------------------------------------------------------------
+
+EXPERIMENTS = 3
+ALIKE = {  # what an experiment lacked that gives two names the same numbers
+    "equal": "Give the ranks different numbers of samples, and values whose means differ.",
+    "last": "Hand over several micro-batches, whose means differ.",
+    "again": "Hand over several micro-batches, the first of which does not add up to 0.",
+    "stale": "Only a second step shows what the first one left.",
+    "local": "Give the ranks different values.",
+}
+
+
+def _diagnose_cases(rng: torch.Generator) -> list[Case]:
+    def case(ranks: int) -> Case:
+        order = torch.randperm(len(broken.MISTAKES), generator=rng).tolist()
+        mistakes = [broken.MISTAKES[i] for i in [*order, order[0]]]
+        inputs: list[dict[str, Any]] = [{"steps": len(mistakes)} for _ in range(ranks)]
+        inputs.append({"steps": len(mistakes), "mistakes": mistakes})
+        return Case(f"{ranks} ranks", inputs)
+
+    return [case(3), case(2), case(4)]
+
+
+def _named(mistakes: Sequence[str]) -> Callable[[Observed], str | None]:
+    def judge(seen: Observed) -> str | None:
+        hidden = seen.case.inputs[-1]["mistakes"]
+        asked = seen.data[-1]["asked"]
+        for rank, got in enumerate(seen.data[:-1]):
+            for number, (name, mistake) in enumerate(zip(got["names"], hidden, strict=True)):
+                if mistake in mistakes and name != mistake:
+                    return _misnamed(rank, name, mistake, asked[number])
+        return None
+
+    return judge
+
+
+def _misnamed(rank: int, name: Any, mistake: str, asked: list[Any]) -> str:
+    if type(name) is not str or name not in broken.MISTAKES:
+        return f"Rank {rank} returned {name!r}. Return one of the names in the table."
+    if not asked:
+        return f"Rank {rank} said {name!r} without a call of `step`."
+    true, told = _ran(mistake, asked)[rank], _ran(name, asked)[rank]
+    if all(abs(a - b) <= 1e-6 * max(abs(a), 1e-3) for a, b in zip(true, told, strict=True)):
+        pair = [one for one in ALIKE if one in (name, mistake)]
+        return (
+            f"A step was called {name!r} and is another. Your samples cannot tell: both give rank "
+            f"{rank} {true[0]:.4g}. " + (ALIKE[pair[-1]] if pair else "A mean of 0 tells nothing.")
+        )
+    at = next(i for i, (a, b) in enumerate(zip(true, told, strict=True)) if abs(a - b) > 1e-9)
+    return (
+        f"Rank {rank} called a step {name!r}, which would have given it {told[at]:.4g} in call "
+        f"{at + 1}; it got {true[at]:.4g}."
+    )
+
+
+def _ran(mistake: str, asked: list[Any]) -> list[list[float]]:
+    """By rank: the gradients that a step with this mistake gives, call by call."""
+    ranks = len(asked[0])
+    given, before = [], [0.0] * ranks
+    for batches in asked:
+        parts = [[torch.tensor(p, dtype=torch.float64) for p in mine] for mine in batches]
+        before = broken.gradients(mistake, parts, before)
+        given.append(before)
+    return [list(mine) for mine in zip(*given, strict=True)]
+
+
+def _experiments(seen: Observed) -> str | None:
+    most = max(len(asked) for asked in seen.data[-1]["asked"])
+    if most > EXPERIMENTS:
+        return f"`step` was called {most} times for one diagnosis; {EXPERIMENTS} are allowed."
+    return None
+
+
+DIAGNOSE = Task(
+    id="03.diagnose",
+    title="Which mistake is in this step?",
+    answer="diagnose",
+    job="lesson03.diagnose",
+    minutes=15,
+    cases=_diagnose_cases,
+    criteria=(
+        Criterion("a right step, and mistakes in the size", 2,
+                  _named(("right", "local", "sum", "twice"))),
+        Criterion("a mean of means", 1, _named(("equal",))),
+        Criterion("mistakes between micro-batches", 1, _named(("last", "again"))),
+        Criterion("what the step before left", 1, _named(("stale",))),
+        Criterion("at most three calls", 1, _experiments),
+    ),
+    hints=(
+        "If every rank has one micro-batch with one sample of value 1, which names give the same "
+        "gradient as a right step?",
+        "Take samples for which you can compute each name's gradient. Who must differ from whom: "
+        "ranks, numbers of samples, micro-batches, calls?",
+        "All ranks know all samples, if rank r's follow from r. Compute the gradient under each "
+        "name, call `step` twice with the same samples, and return the name that fits.",
+    ),
+    debrief="This is how to test a training loop of others: inputs for which each mistake has its "
+    "own number, compared with one process. Random inputs of equal size hide most of them.",
+)  # fmt: skip
+
+TASKS = [SAME_START, AVERAGE, WEIGHTED_MEAN, INDICES, BATCH_NORM, F1, DIAGNOSE]

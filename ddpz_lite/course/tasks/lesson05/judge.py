@@ -176,16 +176,17 @@ def _sent(call: Record, world: int) -> int:
     return moved(call)
 
 
-def _kept_back(seen: Observed, sizes: list[list[int]], lag: int) -> str | None:
+def _kept_back(seen: Observed, sizes: list[list[int]], lag: int, first: int = 0) -> str | None:
     """A judge's sentence if calls come later than they could, seen when backward comes to a layer.
 
     sizes: of each model, elements of each call of one backward, in order. lag: by how many layers a
-    call may be late.
+    call may be late. first: the number of the first backward that counts.
     """
     nets = [_Net(**{**net, "nap": 0.0}) for net in seen.case.inputs[0]["nets"]]
     for rank in range(seen.case.world):
         for layer in range(len(nets[0].layers) - 3, -1, -1):
-            for number, calls in enumerate(calls_until(seen, rank, layer)):
+            backwards = list(enumerate(calls_until(seen, rank, layer)))
+            for number, calls in backwards[first:]:
                 model = number % len(nets)
                 ready = _ready_at(nets[model], layer + lag)
                 due = max((n for n in accumulate(sizes[model]) if n <= ready), default=0)
@@ -743,4 +744,136 @@ NO_SYNC = Task(
     "cover forward as well; around backward alone it does nothing.",
 )
 
-TASKS = [HOOKS, BUCKETS, OVERLAP, NO_SYNC]
+# -- 05.rebuild ------------------------------------------------------------------------------------
+
+
+def _rebuild_cases(rng: torch.Generator) -> list[Case]:
+    def drawn(*sizes: int, dtype: torch.dtype = torch.float32, **more: Any) -> dict[str, Any]:
+        return {"weights": _drawn(rng, sizes, dtype)} | more
+
+    def case(says: str, world: int, nets: list, limits: Sequence[int], kind: str = "") -> Case:
+        inputs = _hooks_inputs(rng, world, nets, options=[{"limit": limit} for limit in limits])
+        if kind == "order":
+            for rank in inputs[1::2]:
+                rank["nets"] = [net | {"order": "right first"} for net in nets]
+        return Case(f"{world_name(world)}{says}", inputs, kind)
+
+    first = {"early": True}
+    return [
+        case(", whose last weight is registered first", 3,
+             [drawn(2, 2, 1, 3, 9, 4, **first), drawn(3, 4, 2, 6, 5, 3, **first)], (32, 30)),
+        case(", two models of the same shapes", 2,
+             [drawn(3, 5, 2, 4, **first), drawn(3, 5, 2, 4)], (30, 9)),
+        case(", float64 and transposed weights", 1,
+             [drawn(4, 6, 3, 9, dtype=torch.float64, turned=True, **first)], (44,)),
+        case(", whose backward runs in different orders", 2,
+             [drawn(4, 6, 3, 9), drawn(3, 5, 2, 4, turned=True)], (54, 9), "order"),
+        case(", whose backward runs in different orders, a tied weight", 4,
+             [drawn(4, 6, 3, 4, 6, tied=True)], (37,), "order"),
+    ]  # fmt: skip
+
+
+def _rebuilt(seen: Observed) -> tuple[list[list[int]], list[list[int]]]:
+    """(for each model the elements of its parameters as they become ready on rank 0, of its
+    buckets).
+    """
+    inputs = seen.case.inputs[0]
+    sizes = [_ready_order(n, x) for n, x in zip(inputs["nets"], inputs["batches"][0], strict=True)]
+    limits = [options["limit"] for options in inputs["options"]]
+    return sizes, [_buckets(*one) for one in zip(sizes, limits, strict=True)]
+
+
+def _rebuild_told(seen: Observed) -> str | None:
+    sizes, _ = _rebuilt(seen)
+    for rank in range(seen.case.world):
+        if wrong := _outside(seen, rank):
+            return wrong
+        for number, calls in enumerate(_backwards(seen, rank)):
+            step, model = divmod(number, len(sizes))
+            told = [call for call in calls if call.op != "all_reduce"]
+            if seen.case.world == 1 and not calls:
+                continue
+            if other := {call.op for call in told} - {"broadcast"}:
+                return f"Rank {rank} calls {min(other)}. One broadcast tells the order."
+            if step and told:
+                return (
+                    f"Rank {rank} calls broadcast in backward {step + 1} of a model. The order is "
+                    "told once, in the first."
+                )
+            if not step and len(told) != 1:
+                return (
+                    f"Rank {rank} made {len(told)} broadcasts in the first backward of a model; "
+                    "one tells the order."
+                )
+            if told and told[0].peer:
+                return f"Rank {told[0].peer} tells its order. The order of rank 0 is asked for."
+            if told and told[0].elements > len(sizes[model]):
+                return (
+                    f"Rank {rank} broadcast {told[0].elements} elements; {len(sizes[model])} "
+                    "numbers of parameters are enough."
+                )
+            reduced = sum(call.elements for call in calls if call.op == "all_reduce")
+            if reduced != sum(sizes[model]):
+                return (
+                    f"Rank {rank} sent {reduced} elements in a backward, and its gradients have "
+                    f"{sum(sizes[model])}: each travels once."
+                )
+    return None
+
+
+def _rebuild_buckets(seen: Observed) -> str | None:
+    sizes, wanted = _rebuilt(seen)
+    inputs = seen.case.inputs[0]
+    for rank in range(seen.case.world):
+        backwards = _backwards(seen, rank)
+        for number, calls in enumerate(backwards[len(sizes) :]):
+            model = number % len(sizes)
+            if seen.case.world == 1 and not calls:
+                continue
+            made = [call.elements for call in calls if call.op == "all_reduce"]
+            if made == wanted[model]:
+                continue
+            limit = inputs["options"][model]["limit"]
+            net = _Net(**{**inputs["nets"][model], "nap": 0.0})
+            registered = [p.numel() for p in net.parameters()]
+            if made in (_buckets(registered[::-1], limit), _buckets(registered, limit)):
+                return (
+                    f"Rank {rank} sent buckets of {made} elements, in the order in which the model "
+                    f"registers its parameters; in the order of arrival they have {wanted[model]}."
+                )
+            if made == _buckets(sizes[model][::-1], limit):
+                return (
+                    f"Rank {rank} sent buckets of {made} elements: what came first is in the last "
+                    "one. Fill them in the order of arrival."
+                )
+            return _wrong_buckets(rank, made, sizes[model], limit)
+    return _kept_back(seen, wanted, lag=1, first=len(sizes)) if seen.case.world > 1 else None
+
+
+REBUILD = Task(
+    id="05.rebuild",
+    title="Buckets in the order of arrival",
+    answer="rebuild_buckets",
+    job="lesson05.hooks",
+    minutes=15,
+    cases=_rebuild_cases,
+    criteria=(
+        Criterion("after each backward() every gradient is the mean", 2, _values, on=("",)),
+        Criterion("one broadcast, in the first backward", 1, _rebuild_told),
+        Criterion("from the second on, buckets in the order of arrival", 2, _rebuild_buckets,
+                  on=("",)),
+        Criterion("ranks whose backward runs in another order", 1,
+                  lambda seen: _values(seen) or _rebuild_buckets(seen), on=("order",)),
+    ),
+    hints=(
+        "What would two ranks send if each made its buckets in its own order?",
+        "When does a rank know that the first backward is over, and may it wait for a broadcast "
+        "then?",
+        "Each hook appends its parameter's number to a list. When the list is complete and all is "
+        "sent, broadcast it from rank 0, fill new buckets from what came, and empty the list.",
+    ),
+    debrief="torch's DDP does this after its first backward, unless find_unused_parameters is on: "
+    "then the order may differ from step to step.",
+)  # fmt: skip
+
+TASKS = [HOOKS, BUCKETS, OVERLAP, NO_SYNC, REBUILD]

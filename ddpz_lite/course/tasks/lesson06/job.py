@@ -34,6 +34,25 @@ def top_k(answer: Callable[..., Any], *, streams: list[dict[str, Any]]) -> dict[
     return {"steps": steps, "changed": changed}
 
 
+def top_k_momentum(answer: Callable[..., Any], *, streams: list[dict[str, Any]]) -> dict[str, Any]:
+    """streams: as in top_k, with a "momentum"."""
+    streams = [s | {"gradients": list(map(_turned, s["gradients"]))} for s in streams]
+    states = [[torch.zeros_like(s["gradients"][0]) for _ in range(2)] for s in streams]
+    steps, changed = [], []
+    for number in range(max(len(s["gradients"]) for s in streams)):
+        for index, stream in enumerate(streams):
+            if number >= len(stream["gradients"]):
+                continue
+            velocity, residual = states[index]
+            gradient = stream["gradients"][number]
+            kept = Kept(gradient=gradient, velocity=velocity, residual=residual)
+            mean, *state = answer(gradient, velocity, residual, stream["k"], stream["momentum"])
+            changed += kept.changed()
+            states[index] = state
+            steps.append([index, number, _copy(mean), *map(_copy, state)])
+    return {"steps": steps, "changed": changed}
+
+
 def int8_mean(answer: Callable[..., Any], *, gradients: list[torch.Tensor]) -> dict[str, Any]:
     """gradients: of this rank, one after the other.
 

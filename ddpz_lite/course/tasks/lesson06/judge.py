@@ -618,4 +618,157 @@ LOCAL_SGD = Task(
     "LocalSGD. DiLoCo makes the mean way of the ranks a gradient for Nesterov.",
 )
 
-TASKS = [TOP_K, INT8, LOCAL_SGD]
+# -- 06.top_k_momentum -----------------------------------------------------------------------------
+
+
+def _momentum_cases(rng: torch.Generator) -> list[Case]:
+    def stream(
+        shape: tuple[int, ...], k: int, momentum: float, steps: int = 4, dtype=torch.float32
+    ) -> dict[str, Any]:
+        drawn = torch.randn((steps, *shape), generator=rng).to(dtype)
+        return {"gradients": list(drawn), "k": k, "momentum": momentum}
+
+    def case(world: int, says: str, *streams: tuple) -> Case:
+        inputs = [{"streams": [stream(*s) for s in streams]} for _ in range(world)]
+        return Case(f"{world_name(world)}, {says}", inputs)
+
+    return [
+        case(3, "5 of 47, momentum 0.9", ((47,), 5, 0.9, 8)),
+        case(2, "tensors of one shape in turn", ((3, 7), 3, 0.9), ((3, 7), 3, 0.5),
+             ((3, 7), 5, 0.9)),
+        case(4, "3 of 26 in float64", ((26,), 3, 0.7, 3, torch.float64)),
+        case(1, "4 of 22, momentum 0.8", ((22,), 4, 0.8)),
+        case(3, "all of 7, then 1 of 9 without momentum", ((7,), 7, 0.9, 3), ((9,), 1, 0.0, 3)),
+    ]  # fmt: skip
+
+
+def _velocities(stream: dict[str, Any]) -> list[torch.Tensor]:
+    """After each step; before the first, zeros."""
+    velocities = [torch.zeros_like(stream["gradients"][0])]
+    for gradient in stream["gradients"]:
+        velocities.append(stream["momentum"] * velocities[-1] + gradient)
+    return velocities
+
+
+def _velocity(seen: Observed) -> str | None:
+    for inputs, (rank, got) in zip(seen.case.inputs, enumerate(seen.data), strict=True):
+        for index, step, mean, velocity, _ in got["steps"]:
+            stream = inputs["streams"][index]
+            gradient, momentum = stream["gradients"][step], stream["momentum"]
+            before, wanted = _velocities(stream)[step : step + 2]
+            mistakes = {
+                "is the gradient alone: the velocity of the step before is missing.": gradient,
+                "has 1 - momentum of the gradient. SGD's velocity adds all of it.": (
+                    momentum * before + (1 - momentum) * gradient
+                ),
+                "adds the gradient to all of the old velocity: momentum shortens it.": (
+                    before + gradient
+                ),
+            }
+            if _like(mean, wanted):
+                words = "is made of what arrived, and not of this rank's own gradients."
+                mistakes[words] = momentum * before + mean
+            what = f"Rank {rank}'s velocity after step {step + 1}"
+            wrong = explain(velocity, wanted, what, mistakes)
+            if wrong and _like(velocity, wanted) and _some(velocity, wanted):
+                return (
+                    f"{what} is right in some entries alone. It is that of SGD: entries that were "
+                    "sent keep it, and so do those that were not."
+                )
+            if wrong:
+                return wrong
+    return None
+
+
+def _some(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return bool(((got - wanted).abs() < 1e-5).any())
+
+
+def _left_over(
+    seen: Observed, rank: int, of: Callable[[dict[str, Any]], list[torch.Tensor]] = _velocities
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each call, (what this rank held before it sent, what was left of it).
+
+    of: what a rank adds to its residual after each step.
+    """
+    held = []
+    left: dict[int, torch.Tensor] = {}
+    for index, step, *_ in seen.data[rank]["steps"]:
+        stream = seen.case.inputs[rank]["streams"][index]
+        velocity = of(stream)[step + 1]
+        total = left.get(index, torch.zeros_like(velocity)) + velocity
+        left[index] = total - _largest(total, stream["k"])
+        held.append((total, left[index]))
+    return held
+
+
+def _momentum_left(seen: Observed) -> str | None:
+    for rank, got in enumerate(seen.data):
+        plain = _left_over(seen, rank, lambda stream: [torch.empty(0), *stream["gradients"]])
+        calls = zip(_left_over(seen, rank), plain, got["steps"], strict=True)
+        for (total, left), (_, of_gradients), (index, step, _, _, residual) in calls:
+            stream = seen.case.inputs[rank]["streams"][index]
+            k = stream["k"]
+            velocity = _velocities(stream)[step + 1]
+            mistakes = {
+                "still holds what was sent, which will be sent again.": total,
+                "is all zeros: what was not sent is lost.": torch.zeros_like(total),
+                "forgets the residual of the step before.": velocity - _largest(velocity, k),
+                "is the rest of the velocity's largest: choose among all that the rank holds.": (
+                    total - total * (_largest(velocity, k) != 0)
+                ),
+                "is made of gradients: what a rank did not send are velocities.": of_gradients,
+            }
+            what = f"Rank {rank}'s residual after step {step + 1}"
+            if wrong := explain(residual, left, what, mistakes):
+                return f"{wrong} What was sent and what is left add up to all velocities."
+    return None
+
+
+def _momentum_mean(seen: Observed) -> str | None:
+    world = seen.case.world
+    held = [_left_over(seen, rank) for rank in range(world)]
+    for rank, got in enumerate(seen.data):
+        for number, (_, step, mean, _, _) in enumerate(got["steps"]):
+            sent = torch.stack([total - left for total, left in (one[number] for one in held)])
+            mistakes = {
+                "is the sum over the ranks. Divide by their number.": sent.sum(0),
+                "is what the rank sent itself: nothing of the others arrived.": sent[rank],
+            }
+            what = f"Rank {rank}'s mean in step {step + 1}"
+            if wrong := explain(mean, sent.mean(0), what, mistakes if world > 1 else {}):
+                return wrong
+    return None
+
+
+def _momentum_same(seen: Observed) -> str | None:
+    told = same_on_all_ranks(seen, lambda got: [call[2] for call in got["steps"]])
+    return told or unchanged(seen)
+
+
+TOP_K_MOMENTUM = Task(
+    id="06.top_k_momentum",
+    title="The largest k, with momentum",
+    answer="top_k_momentum",
+    job="lesson06.top_k_momentum",
+    minutes=15,
+    cases=_momentum_cases,
+    criteria=(
+        Criterion("the velocity of SGD on this rank's gradients", 1, _velocity),
+        Criterion("sent and left add up to all velocities", 2, _momentum_left),
+        Criterion("the mean of what the ranks sent", 1, _momentum_mean),
+        Criterion("k values and k places travel, no more", 1, _top_k_bytes),
+        Criterion("the same bits on all ranks; the inputs stay", 1, _momentum_same),
+    ),
+    hints=(
+        "An entry waits ten steps in the residual. What would SGD with momentum have moved in "
+        "these ten steps?",
+        "What a rank adds to its residual in each step is what SGD would have moved. What is that?",
+        "velocity = momentum * velocity + gradient; total = residual + velocity; then as in task 1 "
+        "with total. The velocity is returned as it is.",
+    ),
+    debrief="This is the momentum correction of Deep Gradient Compression (Lin et al. 2018). The "
+    "paper also sets the velocity of sent entries to zero, so that old gradients do not push on.",
+)  # fmt: skip
+
+TASKS = [TOP_K, INT8, LOCAL_SGD, TOP_K_MOMENTUM]

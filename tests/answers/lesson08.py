@@ -9,6 +9,9 @@ UNEVEN = ("parameters that N does not divide",)
 SMALLEST = ("the smallest world that fits",)
 EXACT = ("to the byte",)
 NEVER = ("None where no world fits",)
+STAGE, DTYPE, CUT = ("the stage",), ("the gradients' dtype",), ("the cut",)
+TWINS = ("programs that look alike at some sizes",)
+SMALL = ("fewer rows than ranks, very large tensors",)
 
 STATE = """
 def state_bytes(num_params, world, stage, precision, optimizer):
@@ -56,6 +59,51 @@ SEARCH = """for world in range(1, 1025):
         if rank_bytes(world) + activations <= memory:
             return world"""
 
+PROGRAM = """
+from itertools import product
+from math import prod
+
+
+def which_program(shapes, measured):
+    def elements(world, cut):
+        if cut == "flat":
+            return -(-sum(prod(shape) for shape in shapes) // world)
+        if cut == "each":
+            return sum(-(-prod(shape) // world) for shape in shapes)
+        return sum({rows} for shape in shapes)
+
+    for stage, dtype, cut in product({stages}, {dtypes}, {cuts}):
+        kinds = {{
+            "parameters": (3, {parameter}),
+            "gradients": (2, (4,) if dtype == "float32" else (2,)),
+            "optimizer": (1, (4, 8, 12)),
+        }}
+        fits = True
+        for kind, (first, sizes) in kinds.items():
+            seen = [
+                (held[kind], {elements}) for world, held in {measured}
+            ]
+            fits = fits and any(all({same} for held, n in seen) for size in sizes)
+        if fits:
+            return {program}
+"""
+EVERY = {
+    "stages": "range(4)",
+    "dtypes": '("float32", "bfloat16")',
+    "cuts": '("flat", "each", "rows")',
+    "parameter": "(2, 4)",
+    "rows": "-(-shape[0] // world) * prod(shape[1:])",
+    "elements": "elements(world if stage >= first else 1, cut)",
+    "measured": "measured.items()",
+    "same": "held == size * n",
+    "program": "stage, dtype, cut if stage else None",
+}
+
+
+def program(**wrong):
+    return PROGRAM.format(**(EVERY | wrong))
+
+
 WRONG = {
     "08.state_bytes": [
         Wrong("nothing is sharded", state(p=9, g=9, o=9), "holds without sharding", FP32),
@@ -100,6 +148,12 @@ WRONG = {
             "the fp32 copy on every rank",
             state(kept="4 * states", total="total + 4 * mixed * num_params"),
             says="is sharded with its states",
+            loses=MIXED,
+        ),
+        Wrong(
+            "the fp32 copy from stage 3 on",
+            state(kept="4 * states").replace("number *", "(number + 4 * mixed) *", 1),
+            says="not from stage 3 as the parameters are",
             loses=MIXED,
         ),
         Wrong(
@@ -188,6 +242,84 @@ WRONG = {
         ),
     ],
 }
+WRONG["08.which_program"] = [
+    Wrong(
+        "the first world size alone",
+        program(measured="list(measured.items())[:1]"),
+        says="half the elements take as much as elements of half the size",
+        loses=TWINS,
+    ),
+    Wrong(
+        "the first and the last world size",
+        program(measured="[list(measured.items())[0], list(measured.items())[-1]]"),
+        says="this cut leaves as much as another one",
+        loses=TWINS,
+    ),
+    Wrong(
+        "gradients of the parameters' dtype",
+        program(parameter='((4,) if dtype == "float32" else (2,))')
+        + "    return 0, 'float32', None\n",
+        says="They shrink with the number of ranks: they are sharded",
+        loses=STAGE,
+    ),
+    Wrong(
+        "the dtype is never looked at",
+        program(program='stage, "float32", cut if stage else None'),
+        says="what does one of them take?",
+        loses=DTYPE,
+    ),
+    Wrong(
+        "a flat range, whatever is measured",
+        program(program='stage, dtype, "flat" if stage else None'),
+        says="Cut as you say, the fullest rank has",
+        loses=CUT,
+    ),
+    Wrong(
+        "within a percent",
+        program(same="abs(held - size * n) <= 0.01 * held"),
+        says="this cut leaves as much as another one",
+        loses=CUT,
+    ),
+    Wrong(
+        "a cut at stage 0",
+        program(program="stage, dtype, cut"),
+        says="at stage 0 nothing is cut, so cut is None",
+        loses=CUT,
+    ),
+    Wrong(
+        "rows of the last dimension",
+        program(rows="-(-shape[-1] // world) * prod(shape[:-1])"),
+        says="None is not a program: return",
+        loses=STAGE,
+    ),
+    Wrong(
+        "no cut is named",
+        program(program="stage, dtype, None"),
+        says="from stage 1 on cut is",
+        loses=CUT,
+    ),
+    Wrong(
+        "what shrinks is everything",
+        program(stages="(0, 3)") + "    return 3, 'float32', 'flat'\n",
+        says="They do not shrink with the number of ranks: they are not sharded",
+        loses=STAGE,
+    ),
+    Wrong(
+        "a sentence",
+        program(program="f'stage {stage}, {dtype}, {cut}'"),
+        says="is not a program: return",
+        loses=STAGE,
+    ),
+    Wrong(
+        "elements counted in float32",
+        program(
+            elements="float(__import__('torch').tensor("
+            "float(elements(world if stage >= first else 1, cut))))"
+        ),
+        says="is not a program: return",
+        loses=SMALL,
+    ),
+]
 
 # ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
@@ -211,11 +343,25 @@ PROMISES = {
         "None if there is none": (*NEVER, "never"),
         "bytes that each rank needs beside the state": (*SMALLEST, ""),
     },
+    "08.which_program": {
+        "how many bytes of each kind its fullest rank held": (*STAGE, ""),
+        "or 2 bytes each, independently of each other": (*DTYPE, ""),
+        "all tensors laid end to end, the last part padded": (*CUT, ""),
+        "different programs may show the same numbers there": (*TWINS, "twins"),
+        "All three together fit exactly one program": (*TWINS, "twins"),
+        "each a list of one or two ints, at least 1": (*SMALL, "small"),
+    },
 }
 
 # ---- mutants of the solution that are right ----
 
 EQUIVALENT = {
+    "08.which_program": {
+        "`for stage, dtype, cut in product(range(4), ('float32', 'b...` -> [1:]": (
+            "stage 0 has three entries, one for each cut"
+        ),
+        "`4` -> `5`": "stage 4 fits where stage 3 has fitted before",
+    },
     "08.smallest_world": {"`return None` -> dropped": "a function without return returns None"},
 }
 
@@ -304,6 +450,37 @@ def smallest_world(num_params, stage, precision, optimizer, memory, activations)
         return None
     world = -(-num_params // most)
     return world if world <= 1024 else None
+""",
+        ),
+    ],
+    "08.which_program": [
+        (
+            "one number of bytes for an element",
+            """
+from fractions import Fraction
+from math import ceil, prod
+
+
+def which_program(shapes, measured):
+    cuts = {
+        "flat": lambda n: ceil(Fraction(sum(prod(s) for s in shapes), n)),
+        "each": lambda n: sum(ceil(Fraction(prod(s), n)) for s in shapes),
+        "rows": lambda n: sum(ceil(Fraction(s[0], n)) * (s + [1])[1] for s in shapes),
+    }
+
+    def sizes(kind, elements):
+        return {Fraction(held[kind], elements(world)) for world, held in measured.items()}
+
+    names = {4: "float32", 2: "bfloat16"}
+    everything = sizes("gradients", lambda n: cuts["flat"](1))
+    if len(sizes("optimizer", lambda n: 1)) == 1:
+        return 0, names[everything.pop()], None
+    for cut, elements in cuts.items():
+        if len(sizes("optimizer", elements)) > 1:
+            continue
+        stage = sum(len(sizes(kind, lambda n: 1)) > 1 for kind in list(measured.values())[0])
+        own = sizes("gradients", elements) if stage >= 2 else everything
+        return stage, names[own.pop()], cut
 """,
         ),
     ],

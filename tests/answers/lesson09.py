@@ -241,6 +241,143 @@ class ZeRO1:
         ),
     ],
 }
+MUON = """
+def muon_step(matrices, gradients, momenta, lr):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    loads = [0] * world
+    for i in sorted(range(len(matrices)), key=lambda i: -matrices[i].numel()):
+        owner = {owner}
+        loads[owner] += matrices[i].numel()
+        {reduce}
+        if {updates}:
+            mean = gradients[i] / world
+            {momentum}
+            {update}
+        {send}
+"""
+MUON_SOLVED = {
+    "owner": "loads.index(min(loads))",
+    "reduce": "dist.reduce(gradients[i], dst=owner)",
+    "updates": "owner == rank",
+    "momentum": "momenta[i] = mean if momenta[i] is None else 0.95 * momenta[i] + mean",
+    "update": "matrices[i] -= lr * newton_schulz(momenta[i])",
+    "send": "dist.broadcast(matrices[i], src=owner)",
+}
+MATRICES = ("the matrices of Muon on the mean gradient",)
+ON_ONE = ("each matrix and its momentum on one rank",)
+SPREAD = ("balanced by elements",)
+CHEAP = ("each rank sends at most 3Ψ(N-1)/N on average",)
+FEW_MATRICES = ("fewer matrices than ranks",)
+
+
+def muon(**wrong):
+    return MUON.format(**(MUON_SOLVED | wrong))
+
+
+SLICES = """newton_schulz(momenta[i])
+            parts = momenta[i].tensor_split(world)
+            update = torch.cat([newton_schulz(p) if len(p) else p for p in parts])
+            matrices[i] += lr * newton_schulz(momenta[i]) - lr * update"""
+
+WRONG["09.muon"] = [
+    Wrong(
+        "plain Muon on every rank after an all-reduce",
+        muon(reduce="dist.all_reduce(gradients[i])", updates="True", send="pass"),
+        says="it belongs on one",
+        loses=ON_ONE,
+    ),
+    Wrong(
+        "each rank's update averaged",
+        muon(
+            reduce="update = newton_schulz(gradients[i]); dist.all_reduce(update)",
+            update="matrices[i] -= lr * update / world",
+        ),
+        says="average the gradients first",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "orthogonalised slice by slice",
+        muon(update="matrices[i] -= lr * " + SLICES),
+        says="one rank needs the whole matrix",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "the owner's own gradient",
+        muon(
+            reduce="pass",
+            momentum="momenta[i] = mean if momenta[i] is None else 0.95 * momenta[i] + mean",
+        ),
+        says="average over the ranks first",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "nothing is sent back",
+        muon(send="pass"),
+        says="Does its owner send the new one to all ranks",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "no momentum is kept",
+        muon(momentum="momenta[i] = mean"),
+        says="moved by the last gradient alone",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "momentum after the orthogonalisation",
+        muon(
+            momentum="mean = newton_schulz(mean)\n            "
+            "momenta[i] = mean if momenta[i] is None else 0.95 * momenta[i] + mean",
+            update="matrices[i] -= lr * momenta[i]",
+        ),
+        says="before anything is orthogonalised",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "SGD with momentum",
+        muon(update="matrices[i] -= lr * momenta[i]"),
+        says="it was not orthogonalised",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "the first learning rate",
+        muon(update="matrices[i] -= 0.1 * newton_schulz(momenta[i])"),
+        says="moved with an earlier learning rate",
+        loses=MATRICES,
+    ),
+    Wrong(
+        "owners in turn",
+        muon(owner="i % world"),
+        says="are possible for the fullest",
+        loses=SPREAD,
+    ),
+    Wrong(
+        "every rank gathers all gradients",
+        muon(
+            reduce="every = [torch.empty_like(gradients[i]) for _ in range(world)]\n"
+            "        dist.all_gather(every, gradients[i])\n"
+            "        gradients[i].copy_(sum(every))",
+        ),
+        says="numbers a step are",
+        loses=CHEAP,
+    ),
+    Wrong(
+        "every rank computes, the owner's counts",
+        muon(
+            reduce="dist.all_reduce(gradients[i])\n        newton_schulz(gradients[i])",
+        ),
+        says="Leave the others to their owners",
+        loses=ON_ONE,
+    ),
+    Wrong(
+        "the owner changes with every call",
+        "turn = [0]\n\n\n"
+        + muon(owner="(loads.index(min(loads)) + turn[0]) % world").replace(
+            "    loads = [0]", "    turn[0] += 1\n    loads = [0]"
+        ),
+        says="moved by the last gradient alone",
+        loses=MATRICES,
+    ),
+]
 
 # ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
@@ -272,11 +409,33 @@ PROMISES = {
         "contiguous or not": ("several models, few parameters, any layout", "again"),
         "give all shares to all ranks": (*PLAIN, "other"),
     },
+    "09.muon": {
+        "orthogonalises whole matrices": (*MATRICES, ""),
+        "all ranks hold the new matrices": (*MATRICES, ""),
+        "Each matrix has one owner, the same in every step": (*ON_ONE, ""),
+        "it alone orthogonalises it and keeps its momentum": (*ON_ONE, ""),
+        "The fullest rank owns no more elements than in the first task": (*SPREAD, ""),
+        "sends at most 3Ψ(N−1)/N numbers": (*CHEAP, ""),
+        "There may be fewer matrices than ranks": (*FEW_MATRICES, "few"),
+        "they are changed in place": (*MATRICES, ""),
+        "Returns nothing": None,
+        "(rows, columns), the same on every rank": (*MATRICES, ""),
+        "this rank's, not averaged": (*MATRICES, ""),
+        "and the same list at every call": (*MATRICES, ""),
+    },
 }
 
 # ---- mutants of the solution that are right ----
 
 EQUIVALENT = {
+    "09.muon": {
+        "`0` -> `1`": "loads that begin at one for every rank: only their order counts",
+        "`0` -> `-1`": "the same",
+        "`matrices[i].numel()` -> `matrices[i].numel() + 1`": "no two loads are that near",
+        "`matrices[i].numel()` -> `matrices[i].numel() + 1` (#2)": "the order is the same",
+        "`gradients[i] / world` -> `gradients[i]`": "the iteration divides by the norm",
+        "`dist.broadcast(matrices[i], src=owner)` -> twice": "3Ψ allows as much",
+    },
     "09.shard_owners": {
         "`0` -> `1`": "loads that begin at one for every rank: only their order counts",
         "`0` -> `-1`": "the same",
@@ -450,6 +609,35 @@ class ZeRO1:
         self.inner.zero_grad()
         dist.all_gather_into_tensor(self.flat, self.own.detach().clone())
 """,
+        ),
+    ],
+    "09.muon": [
+        (
+            "a sum, because the iteration divides by the norm",
+            """
+def muon_step(matrices, gradients, momenta, lr):
+    world, loads = dist.get_world_size(), [0] * dist.get_world_size()
+    order = sorted(enumerate(matrices), key=lambda pair: pair[1].numel(), reverse=True)
+    owners = {}
+    for i, matrix in order:
+        owners[i] = min(range(world), key=loads.__getitem__)
+        loads[owners[i]] += matrix.numel()
+    works = [dist.reduce(g, dst=owners[i], async_op=True) for i, g in enumerate(gradients)]
+    for work in works:
+        work.wait()
+    mine = [i for i in owners if owners[i] == dist.get_rank()]
+    for i in mine:
+        if momenta[i] is None:
+            momenta[i] = torch.zeros_like(gradients[i])
+        momenta[i].mul_(0.95).add_(gradients[i])
+        matrices[i].sub_(newton_schulz(momenta[i]), alpha=lr)
+    for i, matrix in enumerate(matrices):
+        dist.broadcast(matrix, src=owners[i])
+""",
+        ),
+        (
+            "an all-reduce, then broadcasts",
+            muon(reduce="dist.all_reduce(gradients[i])"),
         ),
     ],
 }

@@ -258,6 +258,129 @@ def shard_gradients(model):
         ),
     ],
 }
+KEEP = """
+from itertools import product
+
+
+def keep_whole(sizes, world, micros, budget):
+    best = None
+    for plan in {plans}:
+        held = [{whole} if kept else {part} for n, kept in zip(sizes, plan)]
+        sharded = [n for n, kept in zip(sizes, plan) if not kept]
+        sent = sum({sent} for n, kept in zip(sizes, plan))
+        if {fits} and (best is None or sent < best[0]):
+            best = sent, list(plan)
+    return {result}
+"""
+KEEP_SOLVED = {
+    "plans": "product([False, True], repeat=len(sizes))",
+    "whole": "n",
+    "part": "-(-n // world)",
+    "sent": "-(-n // world) * (1 if kept else micros)",
+    "fits": "4 * (sum(held) + max(sharded, default=0)) <= budget",
+    "result": "best and best[1]",
+}
+FITS = ("plans that fit the budget",)
+FEWEST = ("the fewest bytes",)
+TIGHT = ("to the byte, and None where nothing fits",)
+ENDS = ("one micro-batch, one rank, many ranks",)
+SAME = ("the arguments stay as they are",)
+
+
+def keep(**wrong):
+    return KEEP.format(**(KEEP_SOLVED | wrong))
+
+
+def greedy(order):
+    return f"""
+def keep_whole(sizes, world, micros, budget):
+    def peak(plan):
+        held = sum(n if whole else -(-n // world) for n, whole in zip(sizes, plan))
+        return 4 * (held + max([n for n, whole in zip(sizes, plan) if not whole], default=0))
+
+    plan = [False] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: {order}):
+        plan[i] = True
+        if peak(plan) > budget:
+            plan[i] = False
+    return plan if peak(plan) <= budget else None
+"""
+
+
+WRONG["10.keep_whole"] = [
+    Wrong(
+        "everything sharded",
+        "def keep_whole(sizes, world, micros, budget):\n    return [False] * len(sizes)\n",
+        says="Nothing is kept whole, so each micro-batch reduces everything",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "everything whole",
+        "def keep_whole(sizes, world, micros, budget):\n    return [True] * len(sizes)\n",
+        says="Whole buckets take 4n bytes each",
+        loses=FITS,
+    ),
+    Wrong(
+        "the bucket in flight forgotten",
+        keep(fits="4 * sum(held) <= budget"),
+        says="A sharded bucket is whole, too, until it is reduced",
+        loses=FITS,
+    ),
+    Wrong(
+        "the largest bucket always in flight",
+        keep(fits="4 * (sum(held) + max(sizes)) <= budget"),
+        says="also lower what is in flight",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "all sharded buckets in flight at once",
+        keep(fits="4 * (sum(held) + sum(sharded)) <= budget"),
+        says="is wrong,",
+        loses=FITS,
+    ),
+    Wrong(
+        "the smallest first",
+        greedy("sizes[i]"),
+        says="Taking the smallest bucket first is not always best",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "the largest first",
+        greedy("-sizes[i]"),
+        says="Taking the largest bucket first is not always best",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "less than the budget",
+        keep(fits="4 * (sum(held) + max(sharded, default=0)) < budget"),
+        says="None is wrong,",
+        loses=TIGHT,
+    ),
+    Wrong(
+        "a plan where nothing fits",
+        keep(result="best[1] if best else [False] * len(sizes)"),
+        says="Nothing fits here: return None",
+        loses=TIGHT,
+    ),
+    Wrong(
+        "numbers instead of bytes",
+        keep(fits="sum(held) + max(sharded, default=0) <= budget"),
+        says="Whole buckets take 4n bytes each",
+        loses=FITS,
+    ),
+    Wrong(
+        "a list of names",
+        keep(result="best and ['whole' if kept else 'shard' for kept in best[1]]"),
+        says="bools, or None, not",
+        loses=FITS,
+    ),
+    Wrong(
+        "as few whole buckets as possible",
+        keep(sent="kept"),
+        says="Nothing is kept whole",
+        loses=FEWEST,
+    ),
+]
 
 # ---- what the texts promise, as words of theirs -> (the criterion, the kind of case), or None
 
@@ -288,10 +411,40 @@ PROMISES = {
         "equal on all ranks, perhaps empty": (*ONCE, "replicated"),
     },
 }
+PROMISES["10.keep_whole"] = {
+    "the peak of all gradients is at most `budget`": (*FITS, ""),
+    "the rank sends as few bytes as possible": (*FEWEST, ""),
+    "None if no plan fits": (*TIGHT, "exact"),
+    "only the shard stays": (*FITS, ""),
+    "only after the last one": (*FEWEST, ""),
+    "One bucket at a time is being reduced": (*FITS, ""),
+    "sizes stays as it is": (*SAME, ""),
+    "For each bucket there is a choice": None,
+    "A whole one needs no second buffer": (*FEWEST, ""),
+    "For each bucket True to keep it whole, False to shard it": (*FITS, ""),
+    "the numbers in each bucket, 1 to 10 buckets": (*TIGHT, "exact"),
+    "at least 1": (*ENDS, "plain"),
+}
 
 # ---- mutants of the solution that are right ----
 
+ASSUMED = {
+    "10.keep_whole": {
+        "frozen micros": "with more micro-batches the best plan stays the best",
+        "hard-coded micros = 4": "the same",
+    },
+}
+
 EQUIVALENT = {
+    "10.keep_whole": {
+        "`zip(sizes, shards, plan, strict=True)` -> `zip(sizes, shards, plan)`": "equal lengths",
+        "`True` -> `False` (#2)": "the same",
+        "`zip(sizes, plan, strict=True)` -> `zip(sizes, plan)`": "the same",
+        "`True` -> `False` (#3)": "the same",
+        "`zip(shards, plan, strict=True)` -> `zip(shards, plan)`": "the same",
+        "`True` -> `False` (#4)": "the same",
+        "`sent < best[0]` -> `sent <= best[0]`": "of two plans that send as much either is right",
+    },
     "10.shard_gradients": {
         "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },
@@ -464,6 +617,26 @@ def clip_shards(shards, replicated, max_norm):
     for tensor in (*shards, *replicated):
         tensor *= (max_norm / norm).clamp(max=1)
     return norm
+""",
+        ),
+    ],
+    "10.keep_whole": [
+        (
+            "subsets as bits, the most elements whole",
+            """
+def keep_whole(sizes, world, micros, budget):
+    found, most = None, -1
+    for bits in range(2 ** len(sizes)):
+        plan = [bool(bits >> i & 1) for i in range(len(sizes))]
+        held, flying, saved = 0, 0, 0
+        for n, whole in zip(sizes, plan):
+            shard = (n + world - 1) // world
+            held += n if whole else shard
+            flying = flying if whole else max(flying, n)
+            saved += shard if whole else 0
+        if (held + flying) * 4 <= budget and saved > most:
+            found, most = plan, saved
+    return found
 """,
         ),
     ],

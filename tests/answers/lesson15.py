@@ -399,6 +399,12 @@ WRONG = {
             COMPUTE,
         ),
         Wrong(
+            "data that compute hides",
+            breakdown().replace("busy - compute", 'length(rank, ["data"], begin, end)'),
+            "is what the parts leave of the step: correct `data`",
+            EXPOSED,
+        ),
+        Wrong(
             "no rest",
             breakdown(rest="0.0"),
             "what is in none is the rest",

@@ -291,6 +291,16 @@ WRONG = {
     ],
     "16.halving_doubling": [
         Wrong(
+            "a list of partners for powers of two",
+            halving().replace(
+                "def halving_doubling(tensor):\n",
+                "def halving_doubling(tensor):\n"
+                "    {1: 0, 2: 1, 4: 2, 8: 3}[dist.get_world_size()]  # rounds\n",
+            ),
+            says="3 is not a power of two",
+            loses=("the sum on any number of ranks",),
+        ),
+        Wrong(
             "recursive doubling",
             halving(
                 cut="mine, other = held, held.clone()",

@@ -87,7 +87,7 @@ def _bytes_cases(rng: torch.Generator) -> list[Case]:
         return Case(says, [{"questions": [*plainer, *asked]}], kind)
 
     adamw = [("fp32", "adamw")]
-    mixed, fp32 = ([(precision, o) for o in STATES] for precision in ("mixed", "fp32"))
+    mixed, fp32 = ([(precision, o) for o in reversed(STATES)] for precision in ("mixed", "fp32"))
     return [
         case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 64)),
         case("mixed precision", "mixed", mixed, (1, 2, 3, 4, 64)),
@@ -163,6 +163,8 @@ BYTES_MISTAKES: dict[str, Callable[..., float]] = {
     "The fp32 copy belongs to the optimizer, and is sharded with its states.": _mixed(
         more=(0, 0, -4), everywhere=4
     ),
+    "The fp32 copy belongs to the optimizer: it is sharded from stage 1 on, not from stage 3 as "
+    "the parameters are.": _mixed(more=(4, 0, -4)),
     "In mixed precision the parameters that compute take 2 bytes.": _mixed(more=(2, 0, 0)),
     "In mixed precision gradients take 2 bytes.": _mixed(more=(0, 2, 0)),
     "This optimizer does not keep what AdamW keeps.": _always(optimizer="adamw"),
@@ -349,4 +351,243 @@ SMALLEST_WORLD = Task(
     "more than another rank. And a GPU's allocator wants some percent for itself.",
 )
 
-TASKS = [STATE_BYTES, SMALLEST_WORLD]
+# -- 08.which_program ------------------------------------------------------------------------------
+
+KINDS = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the stage from which each is sharded
+CUTS = ("flat", "each", "rows")
+DTYPES = {"float32": 4, "bfloat16": 2}
+OPTIMIZER = (4, 8, 12)
+WORLDS = ((2, 3, 8), (6, 4, 2), (4, 16, 2), (3, 2, 64), (8, 5, 4))
+Program = tuple[int, str, str | None]  # (stage, dtype of the gradients, cut)
+PROGRAMS: list[Program] = [
+    (stage, dtype, cut)
+    for stage in STAGES
+    for dtype in DTYPES
+    for cut in (CUTS if stage else (None,))
+]
+
+
+def _elements(shapes: list[list[int]], world: int, cut: str | None) -> int:
+    """Elements on the fullest rank."""
+    sizes = [math.prod(shape) for shape in shapes]
+    if cut is None:
+        return sum(sizes)
+    if cut == "flat":
+        return -(-sum(sizes) // world)
+    if cut == "each":
+        return sum(-(-size // world) for size in sizes)
+    return sum(-(-shape[0] // world) * math.prod(shape[1:]) for shape in shapes)
+
+
+def _measured(
+    shapes: list[list[int]], program: Program, worlds: Iterable[int], parameter: int, kept: int
+) -> dict[int, dict[str, int]]:
+    """What a program shows. parameter, kept: bytes of a parameter, and of its optimizer states."""
+    stage, dtype, cut = program
+    sizes = {"parameters": parameter, "gradients": DTYPES[dtype], "optimizer": kept}
+    return {
+        world: {
+            kind: size * _elements(shapes, world, cut if stage >= KINDS[kind] else None)
+            for kind, size in sizes.items()
+        }
+        for world in worlds
+    }
+
+
+def _contradicted(
+    shapes: list[list[int]], measured: dict[int, dict[str, int]], program: Program
+) -> tuple[str, list[int]] | None:
+    """The first kind that this program cannot show; the world sizes that alone would allow it."""
+    stage, dtype, cut = program
+    allowed = {"parameters": (2, 4), "gradients": (DTYPES[dtype],), "optimizer": OPTIMIZER}
+    for kind, first in reversed(KINDS.items()):
+        each = {
+            world: Fraction(held[kind], _elements(shapes, world, cut if stage >= first else None))
+            for world, held in measured.items()
+        }
+        alone = [world for world, size in each.items() if size in allowed[kind]]
+        if len(set(each.values())) > 1 or not alone:
+            return kind, alone
+    return None
+
+
+def _possible(shapes: list[list[int]], measured: dict[int, dict[str, int]]) -> list[Program]:
+    return [one for one in PROGRAMS if _contradicted(shapes, measured, one) is None]
+
+
+def _program_cases(rng: torch.Generator) -> list[Case]:
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def one_of(values: Iterable[Any]) -> Any:
+        values = list(values)
+        return values[number(0, len(values))]
+
+    def drawn(
+        program: Program, shapes: list[list[int]], worlds: Iterable[int]
+    ) -> dict[str, Any] | None:
+        """A question that this program alone answers, if it is one."""
+        held = _measured(shapes, program, worlds, one_of(DTYPES.values()), one_of(OPTIMIZER))
+        return (
+            {"shapes": shapes, "measured": held} if _possible(shapes, held) == [program] else None
+        )
+
+    def until(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+        while (made := make()) is None:
+            pass
+        return made
+
+    def shapes(low: int, high: int) -> list[list[int]]:
+        return [[number(low, high), number(low, high)], [number(low, high)], [number(low, high), 7]]
+
+    def plain(program: Program, worlds: tuple[int, ...]) -> dict[str, Any]:
+        """Of shapes for which the first world size would do."""
+
+        def make() -> dict[str, Any] | None:
+            question = drawn(program, shapes(101, 4000), worlds)
+            if question is None:
+                return None
+            first = {worlds[0]: question["measured"][worlds[0]]}
+            return question if _possible(question["shapes"], first) == [program] else None
+
+        return until(make)
+
+    def even() -> list[list[int]]:
+        return [[96 * number(1, 9), 12], [96 * number(1, 9)], [96 * number(1, 9), 5]]
+
+    def like_another_size(program: Program, place: int) -> dict[str, Any] | None:
+        """At two ranks alone, half the elements could be elements of half the size."""
+        worlds = list(one_of(((3, 7), (5, 4), (7, 16))))
+        worlds.insert(place, 2)
+        question = drawn(program, even(), worlds)
+        if question is None:
+            return None
+        stages = {one[0] for one in _possible(question["shapes"], {2: question["measured"][2]})}
+        return question if len(stages) > 1 else None
+
+    def like_another_cut(program: Program, place: int) -> dict[str, Any] | None:
+        """Without the world size in this place, another cut would fit as well."""
+        worlds = [4, 2]
+        worlds.insert(place, one_of((5, 7, 9)))
+        question = drawn(program, even(), worlds)
+        if question is None:
+            return None
+        rest = {w: question["measured"][w] for w in (4, 2)}
+        return question if len(_possible(question["shapes"], rest)) > 1 else None
+
+    every = [plain(program, WORLDS[i % 2]) for i, program in enumerate(PROGRAMS)]
+    alike = [
+        until(lambda make=make, p=program, at=at: make(p, at))
+        for make in (like_another_size, like_another_cut)
+        for program in PROGRAMS
+        if program[0]
+        for at in range(3)
+    ]
+    tiny = [
+        until(lambda p=program: drawn(p, [*shapes(1, 9), [1, 100 + number(0, 9)]], one_of(WORLDS)))
+        for program in PROGRAMS
+    ]
+
+    def large() -> list[list[int]]:  # more elements than a float32 can count
+        return [[number(10**8, 10**9), 3], [number(10**6, 10**7)]]
+
+    far = until(lambda: drawn(PROGRAMS[2], large(), WORLDS[0]))
+    return [
+        Case("programs that differ plainly", [{"questions": every}]),
+        Case("programs that look alike at some sizes", [{"questions": alike}], "twins"),
+        Case(
+            "tensors with fewer rows than ranks, and very large ones",
+            [{"questions": [*tiny, far]}],
+            "small",
+        ),
+    ]
+
+
+def _read_program(answer: Any) -> Program | None:
+    if type(answer) is not list or len(answer) != 3 or whole(answer[0]) is None:
+        return None
+    program = whole(answer[0]), answer[1], answer[2]
+    return program if program[0] in STAGES and answer[1] in DTYPES else None
+
+
+def _programs(part: slice) -> Callable[[Observed], str | None]:
+    """Judge this part of each triple."""
+
+    def judge(seen: Observed) -> str | None:
+        answers = seen.data[0]["answers"]
+        for question, answer in zip(seen.case.inputs[0]["questions"], answers, strict=True):
+            shapes, measured = question["shapes"], question["measured"]
+            program = _read_program(answer)
+            if program is None:
+                return (
+                    f"{answer!r} is not a program: return (stage, dtype of the gradients, cut), as "
+                    "(1, 'float32', 'flat')."
+                )
+            (right,) = _possible(shapes, measured)
+            if program[part] != right[part]:
+                return _program_cure(shapes, measured, program, right)
+        return None
+
+    return judge
+
+
+def _program_cure(
+    shapes: list[list[int]], measured: dict[int, dict[str, int]], program: Program, right: Program
+) -> str:
+    """What was measured, and why it is not this program."""
+    stage, _, cut = program
+    if not stage and cut is not None:
+        return f"{program} cannot be: at stage 0 nothing is cut, so cut is None."
+    if stage and cut not in CUTS:
+        return f"{program} is not a program: from stage 1 on cut is 'flat', 'each' or 'rows'."
+    kind, alone = _contradicted(shapes, measured, program)
+    shown = ", ".join(f"{held[kind]:,} at {world} ranks" for world, held in measured.items())
+    told = f"{program} cannot be: {kind} take {shown} bytes. "
+    sharded, truly = (s >= KINDS[kind] for s in (stage, right[0]))
+    if alone:
+        return (
+            f"{told}At {world_name(alone[0])} alone it could be: half the elements take as much as "
+            "elements of half the size. The other world sizes tell them apart."
+            if sharded != truly
+            else f"{told}At {world_name(alone[0])} this cut leaves as much as another one. The "
+            "other world sizes tell them apart."
+        )
+    if sharded and not truly:
+        return f"{told}They do not shrink with the number of ranks: they are not sharded."
+    if truly and not sharded:
+        return f"{told}They shrink with the number of ranks: they are sharded."
+    if cut != right[2]:
+        held = ", ".join(f"{_elements(shapes, world, cut):,}" for world in measured)
+        return f"{told}Cut as you say, the fullest rank has {held} elements: these do not fit."
+    return f"{told}Divide by the elements of the fullest rank: what does one of them take?"
+
+
+WHICH_PROGRAM = Task(
+    id="08.which_program",
+    title="Which program is this?",
+    answer="which_program",
+    job="lesson08.each",
+    minutes=15,
+    cases=_program_cases,
+    criteria=(
+        Criterion("the stage", 1, _programs(slice(0, 1)), on=("",)),
+        Criterion("the gradients' dtype", 1, _programs(slice(1, 2)), on=("",)),
+        Criterion("the cut", 2, _programs(slice(2, 3)), on=("",)),
+        Criterion("programs that look alike at some sizes", 2, _programs(slice(3)), on=("twins",)),
+        Criterion(
+            "fewer rows than ranks, very large tensors", 1, _programs(slice(3)), on=("small",)
+        ),
+    ),
+    hints=(
+        "Half the bytes: are these half the elements, or elements of half the size? What would the "
+        "one and the other show with three ranks?",
+        "There are not many programs. For each, count the elements of each kind on the fullest "
+        "rank at each world size.",
+        "A program is right if for each kind bytes / elements is the same number at all world "
+        "sizes, and a number that the docstring allows. Try them all.",
+    ),
+    debrief="This is how a memory snapshot is read: guess the cut, predict the bytes, compare. "
+    "FSDP2 cuts rows, ZeRO in DeepSpeed a flat range; buffers and fragments come on top.",
+)
+
+TASKS = [STATE_BYTES, SMALLEST_WORLD, WHICH_PROGRAM]

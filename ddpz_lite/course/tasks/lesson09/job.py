@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.wire import span
 
 
 def shard_owners(answer: Callable[..., Any], *, models: list[list[int]]) -> dict[str, Any]:
@@ -80,6 +82,59 @@ def zero1(
     kept = [item for o in made for state in o.state.values() for item in state.items()]
     states = [t for name, t in kept if torch.is_tensor(t) and name != "step"]
     return {"after": after, "states": states, "first": first, "held": held}
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+            self.count += len(made) if made.dim() == 3 else 1
+        return made
+
+
+def muon(
+    answer: Callable[..., Any],
+    *,
+    weights: list[torch.Tensor],
+    gradients: list[list[torch.Tensor]],
+    rates: list[float],
+    factors: list[list[float]],
+) -> dict[str, Any]:
+    """gradients: of this rank, for each step. rates: for each step. factors: for each step and
+    matrix; after it, the momentum is multiplied by them where it is kept. A model of the first
+    matrix alone makes a step before.
+    """
+    with span("another model"):
+        answer([weights[0].clone()], [gradients[0][0].clone()], [None], 2 * rates[0])
+    weights = [w.clone() for w in weights]
+    momenta: list[Any] = [None] * len(weights)
+    holding = Holding(weights)
+    steps = []
+    for given, lr, factor in zip(gradients, rates, factors, strict=True):
+        own = [g.clone() for g in given]
+        holding.know(own)
+        products = _Products()
+        with holding, products:
+            answer(weights, own, momenta, lr)
+        del own
+        there = [isinstance(m, torch.Tensor) for m in momenta]
+        steps.append(
+            {
+                "weights": [w.clone() for w in weights],
+                "momenta": there,
+                "products": products.count,
+            }
+        )
+        for i, kept in enumerate(there):
+            if kept:
+                momenta[i] *= factor[i]
+    return {"steps": steps, "held": holding.now(weights)}
 
 
 def _laid_out(tensor: torch.Tensor, turned: bool) -> torch.Tensor:

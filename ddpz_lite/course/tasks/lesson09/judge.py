@@ -422,4 +422,207 @@ ZERO1 = Task(
     "zero1.py keeps the flat buffer all the time, so nothing is copied.",
 )
 
-TASKS = [OWNERS, ZERO1]
+# -- 09.muon ---------------------------------------------------------------------------------------
+
+MATRICES = ((12, 7), (5, 5), (3, 4), (9, 11), (6, 2), (7, 8))
+TWO = ((6, 9), (8, 3))
+RATES = (0.1, 0.03, 0.2)
+BETA = 0.95
+PRODUCTS = 15  # of matrices, in one orthogonalisation
+MUON_RTOL = 1e-3  # small singular values grow by 3.4 in each of five iterations
+
+
+def _newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """Jordan et al. 2024: a nearly orthogonal matrix of the same singular vectors."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def _muon_cases(rng: torch.Generator) -> list[Case]:
+    def case(world: int, shapes: Sequence[tuple[int, ...]], kind: str = "") -> Case:
+        def drawn() -> list[torch.Tensor]:
+            return [torch.randn(shape, generator=rng) for shape in shapes]
+
+        weights = drawn()
+        factors = (0.2 + 3 * torch.rand(len(RATES), len(shapes), generator=rng)).tolist()
+        inputs = [
+            {
+                "weights": weights,
+                "gradients": [drawn() for _ in RATES],
+                "rates": list(RATES),
+                "factors": factors,
+            }
+            for _ in range(world)
+        ]
+        return Case(f"{world_name(world)}, {len(shapes)} matrices", inputs, kind, timeout=20.0)
+
+    return [case(3, MATRICES), case(2, MATRICES), case(4, MATRICES), case(1, MATRICES),
+            case(4, TWO, "few")]  # fmt: skip
+
+
+Direction = Callable[[list[torch.Tensor], int], torch.Tensor]
+
+
+def _muon(case: Case, steps: int, mean: bool = True, rank: int = 0, **changed: Any) -> list:
+    """The matrices after some steps, or what a mistake makes of them.
+
+    mean: of the gradients before anything else. changed: "beta", "rate", "direction".
+    """
+    one = case.inputs[0]
+    weights, momenta = [w.clone() for w in one["weights"]], [0.0] * len(one["weights"])
+    direction = changed.get("direction", _newton_schulz)
+    for step in range(steps):
+        for i, weight in enumerate(weights):
+            own = torch.stack([r["gradients"][step][i] for r in case.inputs])
+            gradient = own.mean(0) if mean else own[rank]
+            momenta[i] = changed.get("beta", BETA) * momenta[i] + gradient
+            weight -= changed.get("rate", one["rates"][step]) * direction(momenta[i])
+            momenta[i] = momenta[i] * one["factors"][step][i]
+    return weights
+
+
+def _in_rows(world: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda m: torch.cat([_newton_schulz(p) if len(p) else p for p in m.tensor_split(world)])
+
+
+def _muon_values(seen: Observed) -> str | None:
+    case = seen.case
+    for step in range(len(RATES)):
+        right = _muon(case, step + 1)
+        for rank, got in enumerate(seen.data):
+            now = got["steps"][step]["weights"]
+            for index, (mine, wanted) in enumerate(zip(now, right, strict=True)):
+                what = f"After step {step}, rank {rank}'s matrix {index}"
+                if wrong := differs(mine, wanted, what, rtol=MUON_RTOL):
+                    return _muon_cure(case, mine, step, rank, index, what) or wrong
+    return same_on_all_ranks(seen, lambda got: got["steps"][-1]["weights"])
+
+
+def _muon_cure(
+    case: Case, mine: torch.Tensor, step: int, rank: int, index: int, what: str
+) -> str | None:
+    def near(other: torch.Tensor) -> bool:
+        return close(mine, other, rtol=MUON_RTOL)
+
+    before = _muon(case, step)[index]
+    if near(before):
+        return f"{what} has not moved. Does its owner send the new one to all ranks?"
+    moved = (mine - before) / -case.inputs[0]["rates"][step]
+    own = [r["gradients"][step][index] for r in case.inputs]
+    mean = torch.stack(own).mean(0)
+    if step == 0 and close(
+        moved, torch.stack([_newton_schulz(g) for g in own]).mean(0), rtol=2 * MUON_RTOL
+    ):
+        return (
+            f"{what} moved by the mean of what the ranks orthogonalised. That is not what becomes "
+            "of the mean: average the gradients first."
+        )
+    if step and close(moved, _newton_schulz(mean), rtol=2 * MUON_RTOL):
+        return f"{what} moved by the last gradient alone. The momentum belongs into momenta[i]."
+    alone = [_muon(case, step + 1, mean=False, rank=r)[index] for r in range(case.world)]
+    if any(map(near, alone)):
+        return f"{what} is that of one rank's gradient: average over the ranks first."
+    mistakes: dict[str, Any] = {
+        "was orthogonalised in slices of its rows. A slice cannot know the others: one rank needs "
+        "the whole matrix.": {"direction": _in_rows(case.world)},
+        "moved by the momentum as it is: it was not orthogonalised.": {"direction": torch.clone},
+        "moved with an earlier learning rate; it changes.": {"rate": RATES[0]},
+    }  # fmt: skip
+    for words, mistake in mistakes.items():
+        if near(_muon(case, step + 1, **mistake)[index]):
+            return f"{what} {words}"
+    if step:
+        return (
+            f"{what} is wrong, and that of step 0 was right: it takes the momentum that is in "
+            "momenta[i], before anything is orthogonalised."
+        )
+    return None
+
+
+def _muon_owned(seen: Observed, step: int) -> list[list[int]]:
+    """For each rank the matrices whose momentum it has."""
+    return [
+        [i for i, there in enumerate(got["steps"][step]["momenta"]) if there] for got in seen.data
+    ]
+
+
+def _muon_owners(seen: Observed) -> str | None:
+    sizes = [w.numel() for w in seen.case.inputs[0]["weights"]]
+    for step in range(len(RATES)):
+        owned = _muon_owned(seen, step)
+        for index in range(len(sizes)):
+            ranks = [rank for rank, own in enumerate(owned) if index in own]
+            if len(ranks) != 1:
+                return (
+                    f"After step {step} the momentum of matrix {index} is on "
+                    f"{world_name(len(ranks))}; it belongs on one."
+                )
+        if owned != _muon_owned(seen, 0):
+            return f"In step {step} the matrices have other owners than in step 0."
+        for rank, (got, own) in enumerate(zip(seen.data, owned, strict=True)):
+            if got["steps"][step]["products"] > PRODUCTS * len(own):
+                return (
+                    f"Rank {rank} owns {len(own)} matrices and orthogonalised "
+                    f"{got['steps'][step]['products'] // PRODUCTS}. Leave the others to their "
+                    "owners."
+                )
+    for got, own in zip(seen.data, _muon_owned(seen, 0), strict=True):
+        most = 4 * sum(sizes[i] for i in own)
+        if got["held"] > most + COUNTERS:
+            return f"A rank holds {got['held']:,} bytes; the momenta of its matrices are {most:,}."
+    return None
+
+
+def _muon_balance(seen: Observed) -> str | None:
+    sizes = [w.numel() for w in seen.case.inputs[0]["weights"]]
+    loads = [sum(sizes[i] for i in own) for own in _muon_owned(seen, 0)]
+    best = _greedy_load(sizes, seen.case.world)
+    if max(loads) <= best:
+        return None
+    return f"The ranks own {loads} elements; {best} are possible for the fullest. See task 1."
+
+
+def _muon_traffic(seen: Observed) -> str | None:
+    numbers = sum(w.numel() for w in seen.case.inputs[0]["weights"])
+    numbers = len(RATES) * numbers + seen.case.inputs[0]["weights"][0].numel()  # another model's
+    most = 3 * numbers * (seen.case.world - 1) * 4
+    sent = sent_by_all(seen)
+    if sent <= most:
+        return None
+    return (
+        f"All ranks sent {sent:,} bytes in all steps with {ops_of_all(seen)}; 3Ψ(N-1) numbers a "
+        f"step are {most:,}."
+    )
+
+
+MUON = Task(
+    id="09.muon",
+    title="Muon under ZeRO-1",
+    answer="muon_step",
+    job="lesson09.muon",
+    minutes=15,
+    cases=_muon_cases,
+    criteria=(
+        Criterion("the matrices of Muon on the mean gradient", 2, _muon_values, on=("",)),
+        Criterion("fewer matrices than ranks", 1, _muon_values, on=("few",)),
+        Criterion("each matrix and its momentum on one rank", 2, _muon_owners),
+        Criterion("balanced by elements", 1, _muon_balance),
+        Criterion("each rank sends at most 3Ψ(N-1)/N on average", 1, _muon_traffic),
+    ),
+    hints=(
+        "AdamW's update of an element needs that element alone. What does an element of Muon's "
+        "update need?",
+        "A flat cut is useless here. Give whole matrices to owners, the largest first; an owner "
+        "needs the gradients of all ranks for its matrices.",
+        "for each matrix: dist.reduce(gradient, dst=owner); the owner updates momenta[i] and the "
+        "matrix; dist.broadcast(matrix, src=owner).",
+    ),
+    debrief="Moonlight's distributed Muon keeps ZeRO-1's flat cut and gathers each matrix before "
+    "the iteration (Liu et al. 2025). AdamW takes what is not a matrix: embeddings, norms, biases.",
+)
+
+TASKS = [OWNERS, ZERO1, MUON]

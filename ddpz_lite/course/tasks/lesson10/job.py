@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpz_lite.course.check.beside import Holding, tell_when_reached
+from ddpz_lite.course.check.beside import Holding, Kept, tell_when_reached
 from ddpz_lite.wire import span
 
 
@@ -87,3 +87,9 @@ def clip_shards(
         norm = answer(list(shards), list(replicated), call["max_norm"])
         results.append({"norm": norm, "shards": shards, "replicated": replicated})
     return {"calls": results}
+
+
+def keep_whole(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """questions: the keyword arguments of one call each."""
+    kept = Kept(questions=questions)
+    return {"plans": [answer(**question) for question in questions], "changed": kept.changed()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ddpz_lite.course.check.vocabulary import (
     ops_of_all,
     padded_shards,
     sent_by_all,
+    unchanged,
     world_name,
 )
 from ddpz_lite.course.tasks.lesson10.job import layers
@@ -351,4 +353,174 @@ CLIP = Task(
     "local norm, each rank by another factor, and nothing warns you (pytorch #72548).",
 )
 
-TASKS = [SHARD, CLIP]
+# -- 10.keep_whole ---------------------------------------------------------------------------------
+
+Plan = Sequence[bool]
+
+
+def _peak(sizes: list[int], world: int, plan: Plan, *, in_flight: bool = True) -> int:
+    """Bytes of gradients at most. in_flight: with the bucket that is just being reduced."""
+    held = sum(n if whole else -(-n // world) for n, whole in zip(sizes, plan, strict=True))
+    sharded = [n for n, whole in zip(sizes, plan, strict=True) if not whole]
+    return 4 * (held + (max(sharded, default=0) if in_flight else 0))
+
+
+def _sent(sizes: list[int], world: int, micros: int, plan: Plan) -> int:
+    """Bytes that a rank sends in a step."""
+    parts = [
+        -(-n // world) * (1 if whole else micros) for n, whole in zip(sizes, plan, strict=True)
+    ]
+    return 4 * (world - 1) * sum(parts)
+
+
+def _fewest(
+    sizes: list[int], world: int, micros: int, budget: int, **peak: bool
+) -> tuple[int, Plan] | None:
+    """(bytes sent, a plan) of the cheapest plan that fits."""
+    plans = (p for p in product((False, True), repeat=len(sizes)))
+    fit = [p for p in plans if _peak(sizes, world, p, **peak) <= budget]
+    return min(((_sent(sizes, world, micros, p), p) for p in fit), default=None)
+
+
+def _keep_cases(rng: torch.Generator) -> list[Case]:
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def question(world: int, micros: int, count: int, spare: int = 0) -> dict[str, Any]:
+        """A budget that some plan just takes. A greedy choice or a wrong peak finds another."""
+        while True:
+            sizes = [number(20, 2000) for _ in range(count)]
+            plan = [bool(number(0, 2)) for _ in sizes]
+            about = {"sizes": sizes, "world": world, "micros": micros}
+            asked = about | {"budget": _peak(sizes, world, plan) + spare}
+            _, best = _fewest(**asked)
+            chosen = [_greedy(**asked, order=order) for order in (1, -1)]
+            best_sent = _sent(sizes, world, micros, best)
+            too_many = [c is None or _sent(sizes, world, micros, c) > best_sent for c in chosen]
+            fewer = [_peak(sizes, world - 1, p) for p in ([False] * count, best)]
+            told_apart = fewer[0] <= asked["budget"] < fewer[1]  # on a rank fewer
+            if any(best) and not all(best) and all(too_many) and told_apart:
+                return asked
+
+    def same_shapes(asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """The question, and with each argument in turn changed."""
+        larger = asked["budget"] + 4 * max(asked["sizes"])
+        return [
+            asked,
+            asked | {"budget": larger},
+            asked | {"world": asked["world"] - 1},  # larger shards: the plan fits no more
+            asked | {"sizes": asked["sizes"][::-1]},
+            asked | {"micros": asked["micros"] + 1},
+        ]
+
+    def limits(world: int, micros: int, count: int) -> list[dict[str, Any]]:
+        sizes = [number(20, 2000) for _ in range(count)]
+        about = {"sizes": sizes, "world": world, "micros": micros}
+        least = min(_peak(sizes, world, p) for p in product((False, True), repeat=count))
+        whole = 4 * sum(sizes)
+        return [about | {"budget": b} for b in (least, least - 1, whole, whole - 1, 0)]
+
+    every = [same_shapes(question(world, micros, count))
+             for world, micros, count in ((3, 4, 6), (5, 2, 7), (4, 8, 5), (7, 3, 8))]  # fmt: skip
+    exact = [limits(3, 4, 5), limits(2, 2, 1), limits(8, 3, 6)]
+    plain = [limits(4, 1, 5), limits(1, 3, 4), limits(64, 2, 3)]
+
+    def case(says: str, kind: str, questions: list[list[dict[str, Any]]]) -> Case:
+        return Case(says, [{"questions": [q for group in questions for q in group]}], kind)
+
+    return [
+        case("budgets between the two extremes", "", every),
+        case("to the byte, and too little", "exact", exact),
+        case("one micro-batch, one rank, more ranks than elements", "plain", plain),
+    ]
+
+
+def _greedy(
+    sizes: list[int], world: int, micros: int, budget: int, order: int
+) -> list[bool] | None:
+    """One bucket after another is kept whole if it still fits; order: 1 the smallest first."""
+    plan = [False] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: order * sizes[i]):
+        plan[index] = True
+        if _peak(sizes, world, plan) > budget:
+            plan[index] = False
+    return plan if _peak(sizes, world, plan) <= budget else None
+
+
+def _keep_form(seen: Observed) -> str | None:
+    for asked, plan in zip(seen.case.inputs[0]["questions"], seen.data[0]["plans"], strict=True):
+        sizes = asked["sizes"]
+        if plan is None:
+            if (best := _fewest(**asked)) is not None:
+                return f"{_asked(asked)}: None is wrong, {list(best[1])} fits."
+            continue
+        if type(plan) is not list or [type(p) for p in plan] != [bool] * len(sizes):
+            return f"{_asked(asked)}: return a list of {len(sizes)} bools, or None, not {plan!r}."
+        peak, budget = _peak(sizes, asked["world"], plan), asked["budget"]
+        if peak <= budget:
+            continue
+        told = f"{_asked(asked)}: {plan} takes {peak:,} bytes at its peak."
+        if _fewest(**asked) is None:
+            return f"{told} Nothing fits here: return None."
+        if _peak(sizes, asked["world"], plan, in_flight=False) <= budget:
+            return (
+                f"{told} A sharded bucket is whole, too, until it is reduced, and the shards of "
+                "earlier micro-batches lie beside it."
+            )
+        return f"{told} Whole buckets take 4n bytes each, sharded ones 4 ceil(n / N)."
+    return None
+
+
+def _asked(asked: dict[str, Any]) -> str:
+    return (
+        f"Buckets of {asked['sizes']}, {world_name(asked['world'])}, {asked['micros']} "
+        f"micro-batches, {asked['budget']:,} bytes"
+    )
+
+
+def _keep_fewest(seen: Observed) -> str | None:
+    if wrong := _keep_form(seen):
+        return wrong
+    for asked, plan in zip(seen.case.inputs[0]["questions"], seen.data[0]["plans"], strict=True):
+        if plan is None:
+            continue
+        sent = _sent(asked["sizes"], asked["world"], asked["micros"], plan)
+        fewest, _ = _fewest(**asked)
+        if sent <= fewest:
+            continue
+        told = f"{_asked(asked)}: {plan} sends {sent:,} bytes, and {fewest:,} are possible."
+        if not any(plan):
+            return f"{told} Nothing is kept whole, so each micro-batch reduces everything."
+        for order, words in ((1, "smallest"), (-1, "largest")):
+            if plan == _greedy(**asked, order=order):
+                return f"{told} Taking the {words} bucket first is not always best."
+        return f"{told} Which buckets, kept whole, also lower what is in flight?"
+    return None
+
+
+KEEP_WHOLE = Task(
+    id="10.keep_whole",
+    title="What is worth its memory?",
+    answer="keep_whole",
+    job="lesson10.keep_whole",
+    minutes=15,
+    cases=_keep_cases,
+    criteria=(
+        Criterion("plans that fit the budget", 2, _keep_form, on=("",)),
+        Criterion("the fewest bytes", 2, _keep_fewest, on=("",)),
+        Criterion("to the byte, and None where nothing fits", 1, _keep_fewest, on=("exact",)),
+        Criterion("one micro-batch, one rank, many ranks", 1, _keep_fewest, on=("plain",)),
+        Criterion("the arguments stay as they are", 1, unchanged),
+    ),
+    hints=(
+        "When is most memory held? What lies there besides the bucket that is just being reduced?",
+        "Keeping the largest bucket whole can lower the peak of the others: what is in flight is "
+        "then a smaller one.",
+        "for plan in itertools.product([False, True], repeat=len(sizes)): compute the peak and the "
+        "bytes; keep the cheapest plan whose peak fits.",
+    ),
+    debrief="FSDP2 offers the two ends, with or without set_requires_gradient_sync(False); "
+    "DeepSpeed's stage 2 always shards, and refuses no_sync.",
+)
+
+TASKS = [SHARD, CLIP, KEEP_WHOLE]

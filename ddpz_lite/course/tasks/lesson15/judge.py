@@ -625,6 +625,11 @@ def _part(*keys: str) -> Callable[[Observed], str | None]:
                     mistakes["is that of weak scaling; the batch was the same"] = weak
                     mistakes["is the step's over the time alone, upside down"] = 1 / weak
                 said = explain_number(got.get(key), wanted[key], f"`{key}`", mistakes, rtol=1e-5)
+                if said and key == "rest":  # another part took what is missing
+                    parts = ("compute", "data", "exposed")
+                    off = [p for p in parts if explain_number(got.get(p), wanted[p], p, {})]
+                    names = " and ".join(f"`{part}`" for part in off)
+                    said = f"`rest` is what the parts leave of the step: correct {names}."
                 if said:
                     return said
         return None

@@ -243,6 +243,8 @@ def _halving_cases(rng: torch.Generator) -> list[Case]:
     def case(world: int, *lengths: int, kind: str = "", form: str = "") -> Case:
         inputs = [{"tensors": _tensors(rng, lengths, FORMS[form])} for _ in range(world)]
         says = f"{world_name(world)}, {' and '.join(map(str, lengths))} elements"
+        if kind == "any":  # an answer may raise here: say what is new
+            says = f"{says}; {world} is not a power of two"
         return Case(says + f", {form}" * bool(form), inputs, kind)
 
     return [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from ddpz_lite.course.show.lesson05 import bucket_sizes
+from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
 from ddpz_lite.course.show.lesson07 import delay, path
 from ddpz_lite.course.show.lesson09 import balance, larger_models
 from ddpz_lite.course.show.lesson10 import accumulation, ways
@@ -103,6 +105,39 @@ def test_fsdp2_is_watched_only_inside_the_with():
         assert log == []
     after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
+
+
+def step(*, waits: float | None = None, sent: float = 9.0):
+    """A step of two ranks: forward 1 to 2, backward 2 to 4 (6 with a wait), one all-reduce."""
+    spans = [("forward", 1.0, 2.0), ("backward", 2.0, 4.0 if waits is None else 6.0)]
+    spans += [] if waits is None else [("wait", waits, 6.0)]
+    both = [
+        SimpleNamespace(rank=rank, name=name, started=a, finished=b + rank)
+        for rank in (0, 1)
+        for name, a, b in spans
+    ]
+    calls = [SimpleNamespace(rank=r, op="all_reduce", started=3.0, finished=sent) for r in (0, 1)]
+    return SimpleNamespace(spans=both, ledger=calls)
+
+
+@pytest.mark.parametrize(
+    ("one", "seconds"),
+    [(step(), 5.0), (step(waits=4.5), 4.5), (step(sent=3.5), 0.0)],
+    ids=["after backward", "inside backward, after computing", "hidden altogether"],
+)
+def test_exposed_is_what_goes_on_when_rank_0_has_computed(one, seconds):
+    assert exposed(one) == seconds
+
+
+def test_versions_share_an_axis_and_count_in_backwards(shown):
+    versions({"early": step(waits=4.5), "late": step()}, unit=2.0)
+    ((alt, table),) = shown
+    assert table == [
+        ["version", "collectives", "step", "exposed"],
+        ["early", 1, 4.0, 2.25],
+        ["late", 1, 4.0, 2.5],
+    ]
+    assert "late: collectives 1, step 4.0, exposed 2.5" in alt
 
 
 def test_bucket_sizes_draw_one_step_and_compare_all():

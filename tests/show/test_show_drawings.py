@@ -28,10 +28,11 @@ NONE = dict.fromkeys(
 def shown(monkeypatch):
     """What a function that shows a figure hands over: (alt, table)."""
     calls = []
-    monkeypatch.setattr(
-        "ddpz_lite.course.show.lesson11.show_figure",
-        lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-    )
+    for module in ("lesson11", "one_axis"):
+        monkeypatch.setattr(
+            f"ddpz_lite.course.show.{module}.show_figure",
+            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
+        )
     return calls
 
 

@@ -38,8 +38,12 @@ def one_axis(
             lanes = _lanes(step, zero, unit, bracket[0] if bracket else None)
             for kind, bars in lanes.items():
                 above = kind in COMPUTING
-                look = style_of(kind).patch_kwargs if above else {"fc": style_of(kind).color}
-                axes.broken_barh(bars, (row - 0.28 if above else row + 0.02, 0.26), lw=0.3, **look)
+                look = style_of(kind).patch_kwargs
+                if not above:  # one call after another: no hatch, a white line between
+                    look = {"facecolor": look["facecolor"], "edgecolor": "white"}
+                axes.broken_barh(
+                    bars, (row - 0.28 if above else row + 0.02, 0.26), linewidth=0.5, **look
+                )
             kinds |= dict.fromkeys(lanes)
             end = max(left + width for bars in lanes.values() for left, width in bars)
             calls = sum(len(bars) for kind, bars in lanes.items() if kind not in COMPUTING)

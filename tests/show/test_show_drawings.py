@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from ddpz_lite.course.show.lesson05 import bucket_sizes
+from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
 from ddpz_lite.course.show.lesson07 import delay, path
 from ddpz_lite.course.show.lesson09 import balance, larger_models
 from ddpz_lite.course.show.lesson10 import ways
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
-    fsdp2_places,
     memory_changes,
     watched_fsdp2,
 )
@@ -26,10 +27,11 @@ NONE = dict.fromkeys(
 def shown(monkeypatch):
     """What a function that shows a figure hands over: (alt, table)."""
     calls = []
-    monkeypatch.setattr(
-        "ddpz_lite.course.show.lesson11.show_figure",
-        lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-    )
+    for module in ("lesson11", "one_axis"):
+        monkeypatch.setattr(
+            f"ddpz_lite.course.show.{module}.show_figure",
+            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
+        )
     return calls
 
 
@@ -74,7 +76,7 @@ def test_changes_begin_at_forward_and_tell_the_peak(shown):
         memory_changes(samples, [(3.0, "end")], alt="units come and go")
 
 
-def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():
+def test_fsdp2_is_watched_only_inside_the_with():
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as source
 
     before = [getattr(source.FSDPParamGroup, n) for n in METHODS]
@@ -84,9 +86,39 @@ def test_fsdp2_is_watched_only_inside_the_with_and_its_places_exist():
         assert log == []
     after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
-    found = fsdp2_places()
-    assert all(line > 0 and file.startswith("_fsdp_") for _, file, line, _ in found)
-    assert ("free", "_fsdp_param.py") in {(step, file) for step, file, *_ in found}
+
+
+def step(*, waits: float | None = None, sent: float = 9.0):
+    """A step of two ranks: forward 1 to 2, backward 2 to 4 (6 with a wait), one all-reduce."""
+    spans = [("forward", 1.0, 2.0), ("backward", 2.0, 4.0 if waits is None else 6.0)]
+    spans += [] if waits is None else [("wait", waits, 6.0)]
+    both = [
+        SimpleNamespace(rank=rank, name=name, started=a, finished=b + rank)
+        for rank in (0, 1)
+        for name, a, b in spans
+    ]
+    calls = [SimpleNamespace(rank=r, op="all_reduce", started=3.0, finished=sent) for r in (0, 1)]
+    return SimpleNamespace(spans=both, ledger=calls)
+
+
+@pytest.mark.parametrize(
+    ("one", "seconds"),
+    [(step(), 5.0), (step(waits=4.5), 4.5), (step(sent=3.5), 0.0)],
+    ids=["after backward", "inside backward, after computing", "hidden altogether"],
+)
+def test_exposed_is_what_goes_on_when_rank_0_has_computed(one, seconds):
+    assert exposed(one) == seconds
+
+
+def test_versions_share_an_axis_and_count_in_backwards(shown):
+    versions({"early": step(waits=4.5), "late": step()}, unit=2.0)
+    ((alt, table),) = shown
+    assert table == [
+        ["version", "collectives", "step", "exposed"],
+        ["early", 1, 4.0, 2.25],
+        ["late", 1, 4.0, 2.5],
+    ]
+    assert "late: collectives 1, step 4.0, exposed 2.5" in alt
 
 
 def test_bucket_sizes_draw_one_step_and_compare_all():

@@ -109,14 +109,16 @@ def widget_cells() -> list[str]:
         "\n".join(f"import {name}" for name in imports) + "\nfrom ddpz_lite import show",
         functions("02", "exchange", "add_step", "copy_step"),
         cell("02", "show.ring_steps("),
-        "from ddpz_lite.course.built.lesson05 import groups_of\n\n" + functions("05b", "simulate"),
+        "from ddpz_lite.course.built.lesson05 import groups_of\n"
+        "from ddpz_lite.course.show.lesson05 import bucket_sizes\n\n"
+        + functions("05b", "simulate"),
         "BACKWARD, sizes_sent = 0.1, [300_000] * 8\n"
         "GRADIENT_BYTES = sum(sizes_sent)\n"
-        "your_ready, computing = [0.06 + 0.01 * place for place in range(8)], 0.15\n"
+        "your_ready, compute = [0.06 + 0.01 * place for place in range(8)], 0.15\n"
         'yours = {"forward": 0.05}',
         cell("05b", "show.explore(\n    draw_step"),
         "from ddpz_lite.course.show.calculator import calculator\ncalculator()",
-        "sizes, BLOCKS = [10_000, 40_000], 4",
+        "from ddpz_lite.course.show import unit_life\n\nROOT, BLOCK, BLOCKS = 40_000, 160_000, 4",
         cell("11b", "show.explore(\n    draw_life"),
         cell("02", "show.quiz("),
     ]

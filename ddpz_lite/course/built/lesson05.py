@@ -55,26 +55,54 @@ class Bucket:
         self.arrived.clear()
 
 
-class MyDDP(nn.Module):
-    """Average the gradients of all ranks while backward runs; final when it returns."""
+class Bucketed(nn.Module):
+    """One all-reduce for each bucket, started the moment that it is full."""
 
     def __init__(self, module, bucket_mb=0.5, bucket_class=Bucket):
         super().__init__()
-        self.module, self.sync = module, True
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+        self.module = module
         params = [p for p in module.parameters() if p.requires_grad][::-1]
         groups = groups_of([4 * p.numel() for p in params], most=bucket_mb * 1e6)
         self.buckets = [bucket_class([params[i] for i in group]) for group in groups]
         for b, bucket in enumerate(self.buckets):
             for i, p in enumerate(bucket.params):
                 p.register_post_accumulate_grad_hook(partial(self.ready, b, i))
-        self.running, self.next = False, 0
 
     def forward(self, *inputs):
-        for buffer in self.module.buffers() if self.training else ():
-            dist.broadcast(buffer, src=0)
         return self.module(*inputs)
+
+    def ready(self, b, i, p):
+        self.buckets[b].collect(i)
+        if self.buckets[b].full:
+            self.buckets[b].reduce()
+
+    def finish(self):
+        for bucket in self.buckets:
+            bucket.wait()
+
+
+class InOrder(Bucketed):
+    next = 0  # the first bucket that has not been sent
+
+    def ready(self, b, i, p):
+        self.buckets[b].collect(i)
+        while self.next < len(self.buckets) and self.buckets[self.next].full:
+            self.buckets[self.next].reduce()
+            self.next += 1
+
+    def finish(self):
+        super().finish()
+        self.next = 0
+
+
+class MyDDP(InOrder):
+    """Average the gradients of all ranks while backward runs; final when it returns."""
+
+    def __init__(self, module, **options):
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        super().__init__(module, **options)
+        self.sync, self.running = True, False
 
     def ready(self, b, i, p):
         if not self.sync:
@@ -82,19 +110,15 @@ class MyDDP(nn.Module):
         if not self.running:  # the first gradient of this backward
             self.running = True
             Variable._execution_engine.queue_callback(self.end)
-        self.buckets[b].collect(i)
-        while self.next < len(self.buckets) and self.buckets[self.next].full:
-            self.buckets[self.next].reduce()  # in index order
-            self.next += 1
+        super().ready(b, i, p)
 
     def end(self):
         for bucket in self.buckets[self.next :]:
             self.fill(bucket)
             bucket.reduce()
         with dz.span("wait"):
-            for bucket in self.buckets:
-                bucket.wait()
-        self.running, self.next = False, 0
+            self.finish()
+        self.running = False
 
     def fill(self, bucket):
         for i, p in enumerate(bucket.params):
@@ -110,3 +134,8 @@ class MyDDP(nn.Module):
             yield
         finally:
             self.sync = True
+
+    def forward(self, *inputs):
+        for buffer in self.module.buffers() if self.training and self.sync else ():
+            dist.broadcast(buffer, src=0)
+        return self.module(*inputs)

@@ -1,4 +1,4 @@
-"""A step of DDP for one bucket size, and the time of a step against bucket size."""
+"""Steps of DDP: the versions of lesson 05 on one axis, and the time of a step by bucket size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
+from ddpz_lite.course.show.one_axis import one_axis
 from ddpz_lite.course.show.page import Table
 from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, style_of
 
@@ -59,3 +60,32 @@ def _step(axes: Any, transfers: Transfers, forward: float, computing: float) -> 
     axes.set_yticks([0.75, 0.25], ["compute", "network"])
     axes.set_xlabel("ms")
     axes.legend(loc="upper left", bbox_to_anchor=(0.47, 1.25), ncols=3, frameon=False)
+
+
+def exposed(step: Any) -> float:
+    """Seconds on rank 0 from the end of computing to the end of the last all-reduce of a step."""
+    begin, end = _exposed(step)
+    return end - begin
+
+
+def versions(steps: Mapping[str, Any], unit: float) -> None:
+    """Draw a step of each version of DDP on one time axis, its exposed time in a bracket.
+
+    steps: {name: a run cut down to one step}. unit: seconds of a backward, 1 on the axis.
+    """
+    one_axis(
+        steps,
+        unit=unit,
+        x="time since the step began, in backwards",
+        title="Simulated compute above, real messages on a slowed network below",
+        exposed={name: _exposed(step) for name, step in steps.items()},
+    )
+
+
+def _exposed(step: Any) -> tuple[float, float]:
+    """When rank 0 has computed, in a span "wait" or at the end of all spans; when it has sent."""
+    spans = [s for s in step.spans if s.rank == 0]
+    waits = [s.started for s in spans if s.name == "wait"]
+    computed = min(waits) if waits else max(s.finished for s in spans)
+    sent = [r.finished for r in step.ledger if (r.rank, r.op) == (0, "all_reduce")]
+    return computed, max(computed, *sent)

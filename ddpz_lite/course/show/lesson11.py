@@ -7,7 +7,6 @@ its name.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -81,8 +80,16 @@ def side_by_side(
                 names, widths, left=before, label=kind, linewidth=0, **style_of(kind).patch_kwargs
             )
             before = [a + b for a, b in zip(before, widths, strict=True)]
-        middle.barh(names, [one["sent"] / 1e6 for one in measured.values()], color="#6E6E6E")
-        last.barh(names, [one["peak"] / 1e6 for one in measured.values()], color="#56B4E9")
+        middle.barh(
+            names,
+            [one["sent"] / 1e6 for one in measured.values()],
+            **style_of("all_gather").patch_kwargs,
+        )
+        last.barh(
+            names,
+            [one["peak"] / 1e6 for one in measured.values()],
+            **style_of("all_reduce").patch_kwargs,
+        )
         for place, name in enumerate(names):
             for axes, size in zip((left, middle), formulas[name], strict=True):
                 x = size / 1e6
@@ -152,36 +159,3 @@ def _noting(original: Any, name: str, around: list[str], log: list[tuple[str, st
             around.pop()
 
     return noting
-
-
-def fsdp2_places() -> list[tuple[str, str, int, str]]:
-    """(step of lesson 11, file, line, name) for each part of FSDP2 that does the step."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-    from torch.distributed.fsdp._fully_shard import _fsdp_param as param
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
-    from torch.distributed.fsdp._fully_shard import _fsdp_state as state
-
-    group, root = param_group.FSDPParamGroup, state.FSDPState
-    steps = {
-        "Unit": [group, param.FSDPParam],
-        "before_forward": [root._pre_forward, group.pre_forward],
-        "start": [group.unshard, collectives.foreach_all_gather],
-        "use": [group.wait_for_unshard, collectives.foreach_all_gather_copy_out],
-        "after_forward": [group.post_forward, root._register_pre_backward_hook],
-        "free": [group.reshard, param.free_storage],
-        "before_backward": [group.pre_backward],
-        "start_block, in backward": [group._backward_prefetch],
-        "collect": [param_group.RegisterPostBackwardFunction, group.post_backward],
-        "reduce, rows_of": [
-            collectives.foreach_reduce,
-            collectives.foreach_reduce_scatter_copy_in,
-        ],
-        "finish": [group.finalize_backward, root._root_post_backward_final_callback],
-    }
-    return [(step, *_where(part)) for step, parts in steps.items() for part in parts]
-
-
-def _where(part: Any) -> tuple[str, int, str]:
-    inner = inspect.unwrap(part)
-    file = (inspect.getsourcefile(inner) or "").rsplit("/", 1)[-1]
-    return file, inspect.getsourcelines(inner)[1], part.__qualname__

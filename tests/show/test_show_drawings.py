@@ -6,7 +6,7 @@ import pytest
 
 from ddpz_lite.course.show.lesson05 import bucket_sizes
 from ddpz_lite.course.show.lesson07 import delay, path
-from ddpz_lite.course.show.lesson09 import balance, larger_models
+from ddpz_lite.course.show.lesson09 import owners
 from ddpz_lite.course.show.lesson10 import accumulation, ways
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
@@ -14,6 +14,7 @@ from ddpz_lite.course.show.lesson11 import (
     fsdp2_places,
     memory_changes,
     side_by_side,
+    two_cuts,
     watched_fsdp2,
 )
 from ddpz_lite.strategies import costs
@@ -27,10 +28,11 @@ NONE = dict.fromkeys(
 def shown(monkeypatch):
     """What a function that shows a figure hands over: (alt, table)."""
     calls = []
-    monkeypatch.setattr(
-        "ddpz_lite.course.show.lesson11.show_figure",
-        lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-    )
+    for lesson in ("lesson09", "lesson11"):
+        monkeypatch.setattr(
+            f"ddpz_lite.course.show.{lesson}.show_figure",
+            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
+        )
     return calls
 
 
@@ -51,19 +53,19 @@ def test_accumulation_says_what_it_draws():
     assert [row[0] for row in table[1:]] == list(ways(1, 1, 1))
 
 
-def test_balance_says_how_far_the_fullest_is_from_an_equal_share():
-    fig, alt, table = balance("a model", [600_000, 200_000])
-    fig.canvas.draw()
-    assert "1.50 × an equal share" in fig.axes[0].get_title(loc="left")
-    assert "from 1.6 to 4.8 MB" in alt and "equal share is 3.2 MB" in alt
-    assert [row[1] for row in table[1:]] == [4.8, 1.6]
+def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
+    owners(3)
+    ((alt, table),) = shown
+    assert "rank r has only slice r" in alt
+    held = {(moment, rank): slices for moment, rank, slices in table[1:]}
+    assert held["backward: P", "1"] == held["all-gather: R", "1"] == "0, 1, 2"
+    assert [held["reduce-scatter: S", str(rank)] for rank in range(3)] == ["0", "1", "2"]
 
 
-def test_larger_models_have_the_sizes_that_their_names_say():
-    found = larger_models()
-    assert round(sum(found["GPT-2, 124 M"]) / 1e6) == 124
-    assert round(sum(found["GPT-2, 355 M"]) / 1e6) == 355
-    assert max(found["four layers, 256,000 tokens"]) == 256_000 * 1024
+def test_the_flat_cut_divides_rows_and_the_other_one_does_not(shown):
+    two_cuts(3, rows=4, columns=5)
+    ((_, table),) = shown
+    assert table[1:] == [[0, 7, 10], [1, 7, 10], [2, 6, 0]]  # of 4 rows two, two and none
 
 
 def test_changes_begin_at_forward_and_tell_the_peak(shown):

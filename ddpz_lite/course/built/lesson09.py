@@ -3,6 +3,7 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 def average(tensor):
@@ -59,3 +60,24 @@ def my_slice(full):
 def all_gather(full):
     """Shard to Replicate: every slice from its owner, in place. full (n * world,)."""
     dist.all_gather(list(full.chunk(dist.get_world_size())), my_slice(full).clone())
+
+
+class FlatBuffer:
+    """Parameters end to end. `shard` is this rank's slice, as a parameter to step on."""
+
+    def __init__(self, params):
+        self.params = list(params)
+        self.full = lay_flat(self.params)  # (n * world,)
+        self.shard = nn.Parameter(my_slice(self.full))  # (n,), a view: no memory of its own
+
+    def reduce(self):
+        """Partial to Shard: this rank's slice of the mean gradient."""
+        rows = torch.zeros_like(self.full)  # (n * world,)
+        gradients = torch.cat([p.grad.flatten() for p in self.params])  # (numel,)
+        rows[: gradients.numel()] = gradients
+        self.shard.grad = reduce_scatter_mean(rows.view(dist.get_world_size(), -1))
+
+    def gather(self):
+        """Shard to Replicate: the new parameters."""
+        all_gather(self.full)
+        self.shard.grad = None

@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddpz_lite.strategies.reducer import buckets_of
+
 
 def average(tensor):
     """Make a tensor its mean over the ranks, in place."""
@@ -81,3 +83,19 @@ class FlatBuffer:
         """Shard to Replicate: the new parameters."""
         all_gather(self.full)
         self.shard.grad = None
+
+
+class Buckets:
+    """ZeRO-1 over several flat buffers of at most about `bucket_mb` megabytes."""
+
+    def __init__(self, params, optimizer_class, bucket_mb=0.2, **options):
+        self.buffers = [FlatBuffer(some) for some in buckets_of(list(params), bucket_mb)]
+        self.inner = optimizer_class([buffer.shard for buffer in self.buffers], **options)
+
+    @torch.no_grad()
+    def step(self):
+        for buffer in self.buffers:
+            buffer.reduce()
+        self.inner.step()
+        for buffer in self.buffers:
+            buffer.gather()

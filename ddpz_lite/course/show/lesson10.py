@@ -9,7 +9,7 @@ from typing import Any
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
 from ddpz_lite.course.show.ranks import bars, draw_bars, gaps
-from ddpz_lite.course.show.style import seconds_unit
+from ddpz_lite.course.show.style import in_seconds, seconds_unit
 
 
 def on_one_axis(runs: Mapping[str, Any], *, title: str) -> None:
@@ -29,7 +29,7 @@ def on_one_axis(runs: Mapping[str, Any], *, title: str) -> None:
         for axes, (name, rows) in zip(panels[:, 0], found.items(), strict=True):
             free = [gaps(chain(*row.values()), ends[name]) for row in rows]
             handles |= draw_bars(axes, rows, free, until, unit)
-            axes.set_title(f"{name}: {ends[name] / unit:.0f} {unit_name}", fontsize=9.5)
+            axes.set_title(f"{name}: {in_seconds(ends[name])}", fontsize=9.5)
             axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.tick_params(axis="y", length=0)
@@ -42,6 +42,6 @@ def on_one_axis(runs: Mapping[str, Any], *, title: str) -> None:
         for rank, row in enumerate(rows):
             for (_, what), spans in row.items():
                 took = sum(end - start for start, end in spans) / unit
-                table.append([name, rank, what, round(took)])
-    said = ", ".join(f"{name} {end / unit:.0f} {unit_name}" for name, end in ends.items())
+                table.append([name, rank, what, round(took, 3)])
+    said = ", ".join(f"{name} {in_seconds(end)}" for name, end in ends.items())
     show_figure(fig, alt=f"{title}, on one time axis. A step takes: {said}.", table=table)

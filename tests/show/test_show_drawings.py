@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddpz_lite.course.show.lesson05 import bucket_sizes
 from ddpz_lite.course.show.lesson07 import delay, path
 from ddpz_lite.course.show.lesson09 import owners
-from ddpz_lite.course.show.lesson10 import accumulation, ways
+from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
@@ -17,40 +19,52 @@ from ddpz_lite.course.show.lesson11 import (
     two_cuts,
     watched_fsdp2,
 )
-from ddpz_lite.strategies import costs
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
 )
 
 
+class Shown(list):
+    def __init__(self):
+        super().__init__()
+        self.figures = []
+
+
 @pytest.fixture
 def shown(monkeypatch):
-    """What a function that shows a figure hands over: (alt, table)."""
-    calls = []
-    for lesson in ("lesson09", "lesson11"):
-        monkeypatch.setattr(
-            f"ddpz_lite.course.show.{lesson}.show_figure",
-            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-        )
+    """What a function that shows a figure hands over, (alt, table), and its `figures`."""
+    calls = Shown()
+
+    def show_figure(fig, alt, table):
+        fig.canvas.draw()
+        calls.append((alt, table))
+        calls.figures.append(fig)
+
+    for lesson in ("lesson09", "lesson10", "lesson11"):
+        monkeypatch.setattr(f"ddpz_lite.course.show.{lesson}.show_figure", show_figure)
     return calls
 
 
-def test_accumulation_pays_with_memory_or_with_traffic():
-    found = ways(7.5e9, 64, 4)
-    once = 2 * costs.elements_moved(7.5e9, 64, 2)
-    assert found["ZeRO-1"] == found["ZeRO-2, no_sync"] == (costs.zero_memory(7.5e9, 64, 1), once)
-    held, sent = found["ZeRO-2, keep shards"]
-    assert held == costs.zero_memory(7.5e9, 64, 2)
-    assert sent == pytest.approx(once * 5 / 2)  # (m + 1) Ψ against 2 Ψ
-    assert ways(1e9, 8, 1)["ZeRO-2, no_sync"] == ways(1e9, 8, 1)["ZeRO-2, keep shards"]
+def steps_of(seconds):
+    """A run of one rank: a forward of a second, and then a message."""
+    spans = [SimpleNamespace(rank=0, name="forward", started=5.0, finished=6.0)]
+    sent = SimpleNamespace(rank=0, op="all_gather", started=6.0, finished=5.0 + seconds)
+    return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
-def test_accumulation_says_what_it_draws():
-    fig, alt, table = accumulation("7.5 B", 64, 4)
-    fig.canvas.draw()
-    assert "ZeRO-2, keep shards: 16.6 GB held" in alt
-    assert [row[0] for row in table[1:]] == list(ways(1, 1, 1))
+def test_steps_that_are_compared_share_one_time_axis(shown):
+    on_one_axis({"slow": steps_of(4.0), "fast": steps_of(2.0)}, title="Two steps")
+    ((alt, table),) = shown
+    assert "slow 4 s, fast 2 s" in alt
+    assert table[1:] == [
+        ["slow", 0, "forward", 1.0],
+        ["slow", 0, "all_gather", 3.0],
+        ["fast", 0, "forward", 1.0],
+        ["fast", 0, "all_gather", 1.0],
+    ]
+    upper, lower = shown.figures[0].axes
+    assert upper.get_xlim() == lower.get_xlim() and upper.get_xlim()[1] >= 4.0
 
 
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):

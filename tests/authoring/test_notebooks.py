@@ -186,7 +186,7 @@ SPOILS = [
         "71 cells",
         lambda n: n.cells.extend([new_markdown_cell("")] * 60),
     ),
-    (rules.size, "511 lines of code", lambda n: code(n).update(source="x = 1\n\n" * 511)),
+    (rules.size, "501 lines of code", lambda n: code(n).update(source="x = 1\n\n" * 501)),
 ]
 
 

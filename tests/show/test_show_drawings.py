@@ -8,56 +8,76 @@ import pytest
 
 from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
 from ddpz_lite.course.show.lesson07 import delay, path
-from ddpz_lite.course.show.lesson09 import balance, larger_models
-from ddpz_lite.course.show.lesson10 import ways
+from ddpz_lite.course.show.lesson09 import owners
+from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
     memory_changes,
+    two_cuts,
     watched_fsdp2,
 )
-from ddpz_lite.strategies import costs
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
 )
 
 
+class Shown(list):
+    def __init__(self):
+        super().__init__()
+        self.figures = []
+
+
 @pytest.fixture
 def shown(monkeypatch):
-    """What a function that shows a figure hands over: (alt, table)."""
-    calls = []
-    for module in ("lesson11", "one_axis"):
-        monkeypatch.setattr(
-            f"ddpz_lite.course.show.{module}.show_figure",
-            lambda fig, alt, table: (fig.canvas.draw(), calls.append((alt, table))),
-        )
+    """What a function that shows a figure hands over, (alt, table), and its `figures`."""
+    calls = Shown()
+
+    def show_figure(fig, alt, table):
+        fig.canvas.draw()
+        calls.append((alt, table))
+        calls.figures.append(fig)
+
+    for module in ("lesson09", "lesson10", "lesson11", "one_axis"):
+        monkeypatch.setattr(f"ddpz_lite.course.show.{module}.show_figure", show_figure)
     return calls
 
 
-def test_accumulation_pays_with_memory_or_with_traffic():
-    found = ways(7.5e9, 64, 4)
-    once = 2 * costs.elements_moved(7.5e9, 64, 2)
-    assert found["ZeRO-1"] == found["ZeRO-2, no_sync"] == (costs.zero_memory(7.5e9, 64, 1), once)
-    held, sent = found["ZeRO-2, keep shards"]
-    assert held == costs.zero_memory(7.5e9, 64, 2)
-    assert sent == pytest.approx(once * 5 / 2)  # (m + 1) Ψ against 2 Ψ
-    assert ways(1e9, 8, 1)["ZeRO-2, no_sync"] == ways(1e9, 8, 1)["ZeRO-2, keep shards"]
+def steps_of(seconds):
+    """A run of one rank: a forward of a second, and then a message."""
+    spans = [SimpleNamespace(rank=0, name="forward", started=5.0, finished=6.0)]
+    sent = SimpleNamespace(rank=0, op="all_gather", started=6.0, finished=5.0 + seconds)
+    return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
-def test_balance_says_how_far_the_fullest_is_from_an_equal_share():
-    fig, alt, table = balance("a model", [600_000, 200_000])
-    fig.canvas.draw()
-    assert "1.50 × an equal share" in fig.axes[0].get_title(loc="left")
-    assert "from 1.6 to 4.8 MB" in alt and "equal share is 3.2 MB" in alt
-    assert [row[1] for row in table[1:]] == [4.8, 1.6]
+def test_steps_that_are_compared_share_one_time_axis(shown):
+    on_one_axis({"slow": steps_of(4.0), "fast": steps_of(2.0)}, title="Two steps")
+    ((alt, table),) = shown
+    assert "slow 4 s, fast 2 s" in alt
+    assert table[1:] == [
+        ["slow", 0, "forward", 1.0],
+        ["slow", 0, "all_gather", 3.0],
+        ["fast", 0, "forward", 1.0],
+        ["fast", 0, "all_gather", 1.0],
+    ]
+    upper, lower = shown.figures[0].axes
+    assert upper.get_xlim() == lower.get_xlim() and upper.get_xlim()[1] >= 4.0
 
 
-def test_larger_models_have_the_sizes_that_their_names_say():
-    found = larger_models()
-    assert round(sum(found["GPT-2, 124 M"]) / 1e6) == 124
-    assert round(sum(found["GPT-2, 355 M"]) / 1e6) == 355
-    assert max(found["four layers, 256,000 tokens"]) == 256_000 * 1024
+def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
+    owners(3)
+    ((alt, table),) = shown
+    assert "rank r has only slice r" in alt
+    held = {(moment, rank): slices for moment, rank, slices in table[1:]}
+    assert held["backward: P", "1"] == held["all-gather: R", "1"] == "0, 1, 2"
+    assert [held["reduce-scatter: S", str(rank)] for rank in range(3)] == ["0", "1", "2"]
+
+
+def test_the_flat_cut_divides_rows_and_the_other_one_does_not(shown):
+    two_cuts(3, rows=4, columns=5)
+    ((_, table),) = shown
+    assert table[1:] == [[0, 7, 10], [1, 7, 10], [2, 6, 0]]  # of 4 rows two, two and none
 
 
 def test_changes_begin_at_forward_and_tell_the_peak(shown):

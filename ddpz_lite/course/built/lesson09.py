@@ -3,6 +3,9 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from ddpz_lite.strategies.reducer import buckets_of
 
 
 def average(tensor):
@@ -59,3 +62,40 @@ def my_slice(full):
 def all_gather(full):
     """Shard to Replicate: every slice from its owner, in place. full (n * world,)."""
     dist.all_gather(list(full.chunk(dist.get_world_size())), my_slice(full).clone())
+
+
+class FlatBuffer:
+    """Parameters end to end. `shard` is this rank's slice, as a parameter to step on."""
+
+    def __init__(self, params):
+        self.params = list(params)
+        self.full = lay_flat(self.params)  # (n * world,)
+        self.shard = nn.Parameter(my_slice(self.full))  # (n,), a view: no memory of its own
+
+    def reduce(self):
+        """Partial to Shard: this rank's slice of the mean gradient."""
+        rows = torch.zeros_like(self.full)  # (n * world,)
+        gradients = torch.cat([p.grad.flatten() for p in self.params])  # (numel,)
+        rows[: gradients.numel()] = gradients
+        self.shard.grad = reduce_scatter_mean(rows.view(dist.get_world_size(), -1))
+
+    def gather(self):
+        """Shard to Replicate: the new parameters."""
+        all_gather(self.full)
+        self.shard.grad = None
+
+
+class Buckets:
+    """ZeRO-1 over several flat buffers of at most about `bucket_mb` megabytes."""
+
+    def __init__(self, params, optimizer_class, bucket_mb=0.2, **options):
+        self.buffers = [FlatBuffer(some) for some in buckets_of(list(params), bucket_mb)]
+        self.inner = optimizer_class([buffer.shard for buffer in self.buffers], **options)
+
+    @torch.no_grad()
+    def step(self):
+        for buffer in self.buffers:
+            buffer.reduce()
+        self.inner.step()
+        for buffer in self.buffers:
+            buffer.gather()

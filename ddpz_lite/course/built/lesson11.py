@@ -18,7 +18,7 @@ class Unit:
     params: list[torch.nn.Parameter]  # views of full, in their own shapes
     full: torch.Tensor  # (padded,)
     shard: torch.nn.Parameter  # (padded // world,)
-    work: Any = None  # a gather under way; used in 11b
+    work: Any = None  # a gather in flight; used in 11b
 
 
 def make_unit(name, params):
@@ -44,7 +44,7 @@ def is_free(unit):
 
 
 def gather(unit):
-    """Make a unit whole, if it is not."""
+    """Unshard a unit, unless it is unsharded."""
     if is_free(unit):
         unit.full.untyped_storage().resize_(unit.full.nbytes)
         parts = list(unit.full.chunk(dist.get_world_size()))  # views, (padded // world,) each
@@ -53,7 +53,7 @@ def gather(unit):
 
 def rows_of(unit):
     """The unit's gradients, laid flat: (padded,), row r of N for rank r. Then `.grad` is None."""
-    rows = torch.zeros_like(unit.full)
+    rows = torch.zeros_like(unit.full)  # asks `full` for its shape alone
     gradients = [p.grad.flatten() for p in unit.params]
     torch.cat(gradients, out=rows[: sum(g.numel() for g in gradients)])
     for p in unit.params:
@@ -68,7 +68,7 @@ def add_mean(unit, received):
 
 
 def reduce(unit):
-    """From whole gradients on every rank to the mean of this rank's part."""
+    """From full gradients on every rank to the mean of this rank's part."""
     rows = rows_of(unit)
     received = torch.empty_like(rows)
     dist.all_to_all_single(received, rows)
@@ -76,7 +76,7 @@ def reduce(unit):
 
 
 class Sharded(torch.nn.Module):
-    """A GPT under ZeRO-3. keep: blocks stay whole from forward to backward."""
+    """A GPT under ZeRO-3. keep: blocks stay unsharded from forward to backward."""
 
     def __init__(self, module, keep=False):
         super().__init__()
@@ -126,7 +126,7 @@ class Sharded(torch.nn.Module):
             reduce(unit)
 
     def named_parameters(self, *args, **kwargs):
-        """What an optimizer gets: this rank's shards."""
+        """An optimizer gets this rank's shards."""
         for unit in self.units:
             yield unit.name, unit.shard
 

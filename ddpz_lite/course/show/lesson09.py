@@ -1,57 +1,57 @@
-"""How evenly optimizer state is distributed over the ranks when whole tensors have owners."""
+"""The owners of a flat buffer's slices before and after the collectives of ZeRO-1."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-
 from ddpz_lite.course.show.canvas import figure, house_style
-from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, style_of
-from ddpz_lite.model import GPT, GPTConfig
-
-BYTES = 8  # of AdamW's state in fp32, per element
-LARGER = {  # the sizes of GPT-2, and a small model with a large vocabulary
-    "GPT-2, 124 M": {"vocab_size": 50257, "layers": 12, "heads": 12, "width": 768},
-    "GPT-2, 355 M": {"vocab_size": 50257, "layers": 24, "heads": 16, "width": 1024},
-    "four layers, 256,000 tokens": {"vocab_size": 256_000, "layers": 4, "heads": 16, "width": 1024},
-}
+from ddpz_lite.course.show.page import show_figure
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR
 
 
-def larger_models() -> dict[str, list[int]]:
-    """{name: elements of each parameter} of models that are built as shapes only."""
-    found = {}
-    for name, sizes in LARGER.items():
-        with torch.device("meta"):
-            model = GPT(GPTConfig(context=1024, tied=True, **sizes))
-        found[name] = [p.numel() for p in model.parameters()]
-    return found
+def owners(world: int) -> None:
+    """Draw each rank's slices of one flat buffer before and after the two collectives.
 
-
-def balance(name: str, load: Sequence[int]) -> tuple[Any, str, Table]:
-    """Figure, alt text and table, for `show.explore`. load: elements that each rank owns.
-
-    Dashed: an equal share, as a flat range has it, padding included.
+    A row is a rank, a column a slice, in the colour of its owner. Pale: a gradient of that rank
+    alone.
     """
-    world = len(load)
-    share = -(-sum(load) // world)
-    unit, unit_name = bytes_unit(BYTES * share)
-    bars = sorted((BYTES * n / unit for n in load), reverse=True)
-    equal = BYTES * share / unit
-    fig, axes = figure(height=2.8)
+    from matplotlib.patches import Rectangle
+
+    panels = (
+        ("backward: P", lambda rank, part: f"grad of\nrank {rank}"),
+        ("reduce-scatter: S", lambda rank, part: "mean\ngrad" if rank == part else ""),
+        ("update: S", lambda rank, part: "new" if rank == part else ""),
+        ("all-gather: R", lambda rank, part: "new"),
+    )
+    fig, axes_of = figure(1, len(panels), height=2.3)
     with house_style():
-        axes.bar(range(world), bars, **style_of("optimizer").patch_kwargs)
-        axes.axhline(equal, color=TEXT_COLOR, linestyle="--", linewidth=1.2)
-        axes.set_xlabel("ranks, from the fullest to the emptiest (dashed: an equal share)")
-        axes.set_ylabel(f"AdamW state, {unit_name}")
-        axes.set_xticks([])
-        axes.set_title(
-            f"{name}, {world} ranks: the fullest has {max(load) / share:.2f} × an equal share"
-        )
-    alt = f"{name} over {world} ranks. By parameter: from {bars[-1]:.1f} to {bars[0]:.1f} "
-    alt += f"{unit_name}. An equal share is {equal:.1f} {unit_name}."
-    rows = [[place, round(bar, 3), round(equal, 3)] for place, bar in enumerate(bars)]
-    head = ["place", f"by parameter, {unit_name}", f"flat, {unit_name}"]
-    return fig, alt, [head, *rows[:16]]
+        for axes, (title, text_of) in zip(axes_of, panels, strict=True):
+            for rank in range(world):
+                for part in range(world):
+                    text = text_of(rank, part)
+                    look = SERIES[part % len(SERIES)]
+                    alpha = 0.25 if text.startswith("grad") else 1.0
+                    fill = look.color if text else "white"
+                    box = Rectangle((part, rank), 0.94, 0.9, fc=fill, ec="#B0B0A8", alpha=alpha)
+                    axes.add_patch(box)
+                    color = TEXT_COLOR if alpha < 1 else look.text_color
+                    axes.text(part + 0.47, rank + 0.45, text, ha="center", va="center",
+                              fontsize=6.5, color=color)  # fmt: skip
+            axes.set(xlim=(-0.05, world), ylim=(world, -0.05))
+            axes.set_title(title, fontsize=9)
+            axes.set_xticks([part + 0.47 for part in range(world)], range(world), fontsize=8)
+            axes.set_yticks([rank + 0.45 for rank in range(world)], range(world), fontsize=8)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.set_xlabel("slice", fontsize=8)
+        axes_of[0].set_ylabel("rank", fontsize=8)
+        fig.suptitle("A step of ZeRO-1: gradients, then parameters (a diagram)", fontsize=10)
+    alt = (
+        f"{world} ranks by {world} slices. After backward every rank has a gradient of its own in "
+    )
+    alt += "every slice. After the reduce-scatter rank r has only slice r, the mean, and updates "
+    alt += "it. After the all-gather every rank has every new slice."
+    rows = [["moment", "rank", "slices held"]]
+    for title, text_of in panels:
+        for rank in range(world):
+            held = [str(part) for part in range(world) if text_of(rank, part)]
+            rows.append([title, str(rank), ", ".join(held)])
+    show_figure(fig, alt=alt, table=rows)

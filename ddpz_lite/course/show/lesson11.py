@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, stacked_areas
-from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, in_bytes, style_of
+from ddpz_lite.course.show.page import Table, show_figure
+from ddpz_lite.course.show.style import SERIES, TEXT_COLOR, bytes_unit, in_bytes, style_of
 from ddpz_lite.meter.timeline import TIMELINE_KINDS
 
 Samples = Sequence[tuple[float, Mapping[str, int]]]  # (seconds, {kind: bytes}), a MemoryTimeline's
@@ -48,6 +48,10 @@ def memory_changes(
                 at = sum(when < seconds for when, _ in samples)
                 axes.axvline(at, color=TEXT_COLOR, linewidth=0.8, linestyle="--")
                 axes.text(at + 2, 1.16 * top, name, fontsize=8.5)
+        at = moments.index(most)
+        axes.annotate(f"peak {in_bytes(sum(most.values()))}", (at, top), (at + 4, 1.06 * top),
+                      fontsize=8.5, va="center", arrowprops={"arrowstyle": "-"})  # fmt: skip
+        axes.plot([at], [top], "o", color=TEXT_COLOR, markersize=4)
         axes.set_ylim(0, 1.25 * top)
         axes.set_xlim(0, len(samples))
         axes.set_ylabel(unit_name)
@@ -57,6 +61,44 @@ def memory_changes(
     rows = [[name, most[kind]] for name, kind in zip(labels, drawn, strict=True)]
     head = ["at the peak", f"bytes, {in_bytes(sum(most.values()))} in all"]
     show_figure(fig, alt=alt, table=[head, *rows])
+
+
+def two_cuts(world: int, rows: int, columns: int) -> None:
+    """Draw one matrix in the colours of its owners: cut as a flat range, and along dimension 0.
+
+    Along dimension 0 a rank gets ceil(rows / world) whole rows as long as there are any.
+    """
+    from matplotlib.patches import Rectangle
+
+    n = rows * columns
+    flat_share, row_share = -(-n // world), -(-rows // world)
+    cuts = {
+        "flat range (yours)": lambda i: i // flat_share,
+        "dimension 0 (FSDP2)": lambda i: i // columns // row_share,
+    }
+    fig, axes_of = figure(1, 2, height=2.6)
+    with house_style():
+        for axes, (title, owner) in zip(axes_of, cuts.items(), strict=True):
+            for i in range(n):
+                look = SERIES[owner(i) % len(SERIES)]
+                row, column = divmod(i, columns)
+                axes.add_patch(Rectangle((column, row), 0.94, 0.94, fc=look.color))
+                axes.text(column + 0.47, row + 0.47, owner(i), ha="center", va="center",
+                          fontsize=8, color=look.text_color)  # fmt: skip
+            axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal")
+            axes.set_title(title, fontsize=9.5)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+        fig.suptitle(f"The rank that owns each element of a matrix, {world} ranks (a diagram)")
+    table: Table = [["rank", "elements, flat range", "elements, dimension 0"]]
+    counts = [[sum(owner(i) == rank for i in range(n)) for owner in cuts.values()]
+              for rank in range(world)]  # fmt: skip
+    table += [[rank, *both] for rank, both in enumerate(counts)]
+    alt = f"A matrix of {rows} by {columns} over {world} ranks. The flat range ends within a row, "
+    alt += "and all ranks own equally many elements. Along dimension 0 each rank owns whole rows, "
+    alt += f"{counts[0][1]} elements on rank 0 and {counts[-1][1]} on the last."
+    show_figure(fig, alt=alt, table=table)
 
 
 KINDS = ("parameters", "gradients", "optimizer")

@@ -70,8 +70,9 @@ def changes(stage: int) -> list[tuple[int, str, str]]:
 def step_placements(*stages: int, title: str | None = None) -> None:
     """Draw one step of each stage: a row for each kind of state, its letter moment by moment.
 
-    Between two letters stands the collective that turns one into the other; a change from R to S
-    moves nothing: a rank keeps its slice. Raises ValueError for no stage, or one that is none.
+    Between two letters stands the collective that turns one into the other. A change from R to S
+    moves nothing: a rank frees the others' slices, or updates its own alone. Raises
+    ValueError for no stage, or one that is none.
     """
     if not stages:
         raise ValueError("step_placements: name at least one stage, 0 to 3: step_placements(0, 1).")
@@ -109,6 +110,7 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
     for before, kind, transition in changes(stage):
         row = KINDS.index(kind)
         named = transition != "slice"
+        update = not named and step[before + 1].phase == "step"
         arrow = {
             "arrowstyle": "-|>",
             "color": TEXT_COLOR if named else MUTED_COLOR,
@@ -116,9 +118,14 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
             "shrinkA": 0,
         }
         axes.annotate("", (before + 0.8, row), (before + 0.2, row), arrowprops=arrow)
-        text = transition.replace("_", "-") if named else "keep own"
+        text = transition.replace("_", "-") if named else "update own" if update else "free others"
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
         axes.annotate(text, (before + 0.5, row), **at, color=TEXT_COLOR if named else MUTED_COLOR)
+    if step[-2].parameter is step[-1].parameter:  # the update changes values, and no letter
+        at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+        arrow = {"arrowstyle": "-|>", "color": MUTED_COLOR, "lw": 1.4, "shrinkA": 0}
+        axes.annotate("", (len(step) - 1.2, 0), (len(step) - 1.8, 0), arrowprops=arrow)
+        axes.annotate("update", (len(step) - 1.5, 0), **at, color=MUTED_COLOR)
     phases = [moment.phase for moment in step]
     for phase in PHASES:
         first, count = phases.index(phase), phases.count(phase)

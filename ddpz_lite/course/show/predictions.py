@@ -40,6 +40,7 @@ class Prediction:
     high: float = math.inf
     committed: float | None = None
     measured: float | None = None
+    word: str = "measured"  # or "calculated", for a formula's value
     _control: Any = field(default=None, repr=False)
 
     @property
@@ -79,7 +80,7 @@ class Prediction:
             self._control.disabled = True
         by_default = "" if self.committed is not None else "  (the default: no prediction entered)"
         print(f"predicted  {self.written(self.value)}{by_default}")
-        print(f"measured   {self.written(self.measured)}")
+        print(f"{self.word:10} {self.written(self.measured)}")
         print(self.verdict)
 
     @property
@@ -93,7 +94,7 @@ class Prediction:
         if guess == 0 or measured / guess <= 0:
             off = f"off by {self.written(measured - guess)}"
         else:
-            off = f"measured / predicted = {measured / guess:.3g}"
+            off = f"{self.word} / predicted = {measured / guess:.3g}"
         if self.within is None:
             return f"{'Not right: ' if float(measured).is_integer() else ''}{off}"
         close = abs(guess - measured) <= self.within * abs(measured)
@@ -126,18 +127,20 @@ def predict(
     within: float | None = None,
     low: float = -math.inf,
     high: float = math.inf,
+    word: str = "measured",
 ) -> Prediction:
     """Ask for a number in a box that starts empty; returns the Prediction.
 
     default: the prediction without an interactive kernel. within: the share of the measurement that
     still counts as close, where the derivation leaves something open; a count is right or wrong.
-    low, high: what is possible at all. Raises ValueError for a default outside of these.
+    low, high: what is possible at all. word: how the answer was found. Raises ValueError for a
+    default out of range.
     """
     if not low <= _number("the default", default) <= high:
         raise ValueError(f"predict: the default {default} lies outside {low} to {high}.")
     if within is not None and not 0 < within < 1:
         raise ValueError(f"predict: within is a share between 0 and 1, such as 0.1, not {within}.")
-    prediction = Prediction(question, default, unit, within, low, high)
+    prediction = Prediction(question, default, unit, within, low, high, word=word)
     controls = _view(prediction) if in_notebook() else []
     shown = prediction.written(default)
     still = (

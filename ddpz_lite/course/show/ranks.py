@@ -55,7 +55,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
     fig, axes = figure(height=min(1.5 + 0.62 * run.world_size, 14))
     with house_style():
         axes.set_title(title)
-        handles = _draw_bars(axes, rows, free, until, unit)
+        handles = draw_bars(axes, rows, free, until, unit)
         axes.set_yticks(range(run.world_size), [f"rank {rank}" for rank in range(run.world_size)])
         axes.set_ylim(run.world_size - 0.5, -0.5)
         axes.set_xlim(0, until / unit * 1.005)
@@ -65,7 +65,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
     show_figure(fig, alt=alt, table=table)
 
 
-def _draw_bars(
+def draw_bars(
     axes: Any, rows: Rows, free: Sequence[list[Interval]], until: float, unit: float
 ) -> dict[str, Any]:
     """Draw all bars and the idle time; returns {label: handle} for the legend."""

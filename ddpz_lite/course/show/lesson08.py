@@ -1,0 +1,56 @@
+"""The table of the ZeRO paper, as printed, and a limit for the memory of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# Rajbhandari et al. 2020, table 1: GB per device for 7.5 B, 128 B and 1 T, each at stages 1 to 3.
+TABLE_1 = """
+1     120  120  120   2048 2048 2048  16000 16000 16000
+4     52.5 41.3 30    896  704  512   7000  5500  4000
+16    35.6 21.6 7.5   608  368  128   4750  2875  1000
+64    31.4 16.6 1.88  536  284  32    4187  2218  250
+256   30.4 15.4 0.47  518  263  8     4046  2054  62.5
+1024  30.1 15.1 0.12  513  257  2     4011  2013  15.6"""
+SIZES = {"7.5 B": 7.5e9, "128 B": 128e9, "1 T": 1e12}
+
+
+def against_table_1(bytes_per_rank: Callable[[float, int, int], float]) -> float:
+    """Print what `bytes_per_rank(num_params, world_size, stage)` says for each entry, in GB.
+
+    Returns the largest difference from the paper, in units of its last printed digit. It sometimes
+    rounds and sometimes cuts, so that a difference below 1 is none.
+    """
+    columns = [(size, stage) for size in SIZES.values() for stage in (1, 2, 3)]
+    print("model   ", *(f"{name:>8}{'':18}" for name in SIZES))
+    print("stage   ", *(f"{stage:8}" for _, stage in columns))
+    worst = 0.0
+    for line in TABLE_1.split("\n")[1:]:
+        world_size, *printed = line.split()
+        row = []
+        for (size, stage), digits in zip(columns, printed, strict=True):
+            value = bytes_per_rank(size, int(world_size), stage) / 1e9
+            unit = 10.0 ** -len(digits.partition(".")[2])
+            worst = max(worst, abs(value - float(digits)) / unit)
+            row.append(f"{value:8.5g}")
+        print(f"N = {world_size:4}", *row)
+    return worst
+
+
+def limit_memory(more: int, device: torch.device) -> bool:
+    """From here on this process gets at most `more` bytes. False where a system cannot do that."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(more / total, device)
+        return True
+    try:
+        import resource
+
+        with open("/proc/self/status") as status:
+            now = next(int(line.split()[1]) * 1024 for line in status if "VmData" in line)
+    except (ImportError, FileNotFoundError):
+        return False
+    resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
+    return True

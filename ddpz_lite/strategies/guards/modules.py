@@ -41,16 +41,18 @@ class KnownModules:
         return found
 
     def check(self, model: nn.Module) -> None:
-        """Raise RuntimeError if the model has other parameters now."""
+        """Raise RuntimeError if the model has a new parameter, which no optimizer knows.
+
+        A part that was removed is only unused: a rank may leave it out.
+        """
         now = self._look()
         if len(now) == len(self._found) and all(map(is_, now, self._found)):
             return
-        names = {self._shard_of.get(p, p): n for n, p in model.named_parameters()}
-        added = [name for param, name in names.items() if param not in self._names]
-        lost = [name for param, name in self._names.items() if param not in names]
-        if added or lost:
+        names = {n: self._shard_of.get(p, p) for n, p in model.named_parameters()}
+        added = [name for name, param in names.items() if param not in self._names]
+        if added:
             raise RuntimeError(
-                f"{(added or lost)[0]} was set, replaced or removed after the model was wrapped "
+                f"{added[0]} was set or replaced after the model was wrapped "
                 "(as load_state_dict(assign=True) does), so the optimizer has another parameter "
                 "and this one would never be trained. Fix: change the module before wrapping it; "
                 "load values without assign."

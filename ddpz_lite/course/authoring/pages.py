@@ -124,7 +124,12 @@ def _front(course: Course) -> dict[str, str]:
         exercise = f"[{lesson.number}](exercises/{own.file}) " if own else ""
         title = f"[{lesson.name}](lessons/{lesson.file}){_second(lesson)}"
         rows.append(f"| {title} | {lesson.learn} | {exercise}|")
-    return {"get": _get(course), "table": "\n".join(rows), "planned": _planned(course)}
+    return {
+        "hours": _hours(course),
+        "get": _get(course),
+        "table": "\n".join(rows),
+        "planned": _planned(course),
+    }
 
 
 def _get(course: Course) -> str:
@@ -216,6 +221,24 @@ def _sums(course: Course) -> str:
 
 
 def _way(course: Course) -> str:
+    way = " → ".join(lesson.number for lesson in _on_the_way(course))
+    return _wrapped(f"The short way to ZeRO leaves nothing out that it needs: `{way}`.")
+
+
+def _hours(course: Course) -> str:
+    """How long the course takes, and the short way to ZeRO."""
+    way = _on_the_way(course)
+    lessons, short = (sum(one.minutes for one in some) for some in (course.written, way))
+    exercises = sum(one.minutes for one in course.exercises.values())
+    own = [course.exercises[one.number].minutes for one in way if one.number in course.exercises]
+    a, b, c, d = (round(minutes / 60) for minutes in (lessons, exercises, short, sum(own)))
+    return _wrapped(
+        f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3 "
+        f"takes {c} hours, and {d} for its exercises."
+    )
+
+
+def _on_the_way(course: Course) -> list[Lesson]:
     """The short way to ZeRO: what its last lesson needs, and what these need, in order."""
     by_number = {lesson.number: lesson for lesson in course.written}
     found, open_ = set(), [course.way]
@@ -226,8 +249,7 @@ def _way(course: Course) -> str:
         if number not in found:
             found.add(number)
             open_ += by_number[number].needs
-    way = " → ".join(sorted(found))
-    return _wrapped(f"The short way to ZeRO leaves nothing out that it needs: `{way}`.")
+    return [by_number[number] for number in sorted(found)]
 
 
 def _table(course: Course) -> str:

@@ -8,7 +8,7 @@ UNEVEN = ("lengths that do not divide by N",)
 IN_PLACE = ("each rank's shard is updated in place",)
 ALONE = ("send and recv alone",)
 BYTES = ("at most 2(N-1)/N of the weights from each rank",)
-KEPT = ("gradients stay as they are",)
+KEPT = ("gradients stay as they are, and what was returned",)
 
 # ---- 07.sharded_server ----
 

@@ -7,7 +7,7 @@ from answers import Wrong
 TIME = ("rank 0's time, to half a round trip",)
 BOUND = ("a bound that holds and is not wider than need be",)
 DRIFT = ("the drift of the clock",)
-MESSAGES = ("by messages alone",)
+MESSAGES = ("by messages alone, and each rank rests once",)
 ABSENT = ("the rank that left out a call",)
 DIFFERS = ("the rank that called something else",)
 CHAIN = ("the rank, where ranks wait for ranks that wait",)

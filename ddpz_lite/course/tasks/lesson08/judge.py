@@ -56,11 +56,11 @@ def state_bytes(
 
 def _parameters(rng: torch.Generator) -> int:
     """A number of parameters that all worlds below divide."""
-    return int(torch.randint(100_000, 10_000_000, (), generator=rng)) * 192
+    return int(torch.randint(100_000, 10_000_000, (), generator=rng)) * 24_576
 
 
 EVEN = 192 * 1009  # parameters that all worlds below divide
-UNEVEN = (1_000_003, 1)
+UNEVEN = (1_000_003, 1, 2**60 + 1)  # the last one is no float
 # Kind of a case -> what makes its questions plainer. They are asked both ways, and judged where the
 # plainer one is answered right: so one mistake is told once.
 PLAINER = {"mixed": {"precision": "fp32"}, "uneven": {"num_params": EVEN}}
@@ -89,7 +89,7 @@ def _bytes_cases(rng: torch.Generator) -> list[Case]:
     adamw = [("fp32", "adamw")]
     mixed, fp32 = ([(precision, o) for o in STATES] for precision in ("mixed", "fp32"))
     return [
-        case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 64)),
+        case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 8192)),
         case("mixed precision", "mixed", mixed, (1, 2, 3, 4, 64)),
         case("other optimizers", "other", fp32, (1, 2, 3, 4, 64)),
         case("parameters that N does not divide", "uneven", mixed + fp32, (2, 3, 64), *UNEVEN),
@@ -166,6 +166,12 @@ BYTES_MISTAKES: dict[str, Callable[..., float]] = {
     "In mixed precision the parameters that compute take 2 bytes.": _mixed(more=(2, 0, 0)),
     "In mixed precision gradients take 2 bytes.": _mixed(more=(0, 2, 0)),
     "This optimizer does not keep what AdamW keeps.": _always(optimizer="adamw"),
+    "A rank holds whole elements: also of fewer parameters than ranks somebody holds one.": _always(
+        shard=lambda psi, world: 0 if psi < world else -(-psi // world)
+    ),
+    "Above 2**53 a quotient of floats is another number: divide whole numbers by //.": _always(
+        shard=lambda psi, world: math.ceil(psi / world)
+    ),
     "A rank holds whole elements: its share is rounded up.": _always(
         shard=lambda psi, world: psi // world
     ),
@@ -309,7 +315,7 @@ WORLD_MISTAKES: dict[str, Callable[..., int | None]] = {
     "Each rank needs all its activations: no stage shards them.": _search(divided=True),
     "Not everything is divided by N at this stage; some of it stays on each rank.": _by_division,
     "One rank fewer fits as well: to the last byte is enough.": _search(fits=operator.lt),
-    "A smaller world fits as well: not only powers of two are worlds.": _search(
+    "A smaller world fits as well: any number of ranks is a world.": _search(
         worlds=[1 << k for k in range(11)]
     ),
     f"The largest world to try is {MOST}.": _search(worlds=range(1, MOST)),

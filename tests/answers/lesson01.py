@@ -1,6 +1,7 @@
 """Wrong answers to lesson 01 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 STATE = """
 def state_bytes(model, optimizer):
@@ -513,3 +514,23 @@ def scaled_step(parameters, optimizer, scaler):
         ),
     ],
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["01.scaled_step"] += [
+    Wrong(
+        "the sum is looked at, and may overflow",
+        altered("01.scaled_step", ("p.grad.isfinite().all()", "p.grad.sum().isfinite()")),
+        says="was left out, and all its gradients were finite",
+    ),
+    Wrong(
+        "the scale never falls below 1",
+        altered(
+            "01.scaled_step",
+            ('scaler["scale"] /= 2', 'scaler["scale"] = max(1.0, scaler["scale"] / 2)'),
+        ),
+        says="must be half of what it was",
+        loses=("the scale is halved after an overflow",),
+    ),
+]

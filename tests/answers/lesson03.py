@@ -1381,3 +1381,15 @@ WRONG["03.rank_indices"] += [
         loses=("evaluation: each sample exactly once",),
     )
 ]
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["03.f1"] += [
+    Wrong(
+        "1 where nothing is there",
+        altered("03.f1", ("if both else 0.0", "if both else 1.0")),
+        says="where F1 would divide by 0, it is 0 here",
+        loses=("a rank without samples, a class without positives",),
+    ),
+]

@@ -609,3 +609,30 @@ WRONG["07.largest_rate"] += [
         loses=("a delay of 1", "any delay"),
     ),
 ]
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["07.sharded_server"] += [
+    Wrong(
+        "alone, a view of the shard is returned",
+        altered(
+            "07.sharded_server",
+            (
+                "weights = torch.empty_like(mine)",
+                "if world == 1:\n        return shard[: len(gradient)]\n"
+                "    weights = torch.empty_like(mine)",
+            ),
+        ),
+        says="was changed by a later step",
+        loses=KEPT,
+    ),
+]
+WRONG["07.largest_rate"] += [
+    Wrong(
+        "a delay above 100 counts as 100",
+        altered("07.largest_rate", ("(4 * delay + 2)", "(4 * min(delay, 100) + 2)")),
+        says="of your rate",
+        loses=ANY_DELAY,
+    ),
+]

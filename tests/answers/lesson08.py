@@ -1,6 +1,7 @@
 """Wrong answers to lesson 08 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 FP32 = ("AdamW in fp32, all stages",)
 MIXED = ("mixed precision",)
@@ -308,3 +309,28 @@ def smallest_world(num_params, stage, precision, optimizer, memory, activations)
         ),
     ],
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+CEIL = "shard = -(-num_params // world)"
+WRONG["08.state_bytes"] += [
+    Wrong(
+        "a quotient of floats",
+        altered("08.state_bytes", (CEIL, "shard = __import__('math').ceil(num_params / world)")),
+        says="a quotient of floats is another number",
+        loses=UNEVEN,
+    ),
+    Wrong(
+        "nothing where parameters are fewer than ranks",
+        altered("08.state_bytes", (CEIL, f"{CEIL} if num_params >= world else 0")),
+        says="also of fewer parameters than ranks somebody holds one",
+        loses=UNEVEN,
+    ),
+    Wrong(
+        "no world above 4096",
+        altered("08.state_bytes", (CEIL, f"world = min(world, 4096)\n    {CEIL}")),
+        says="is wrong",
+        loses=FP32,
+    ),
+]

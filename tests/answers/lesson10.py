@@ -480,3 +480,33 @@ WRONG["10.clip_shards"] += [
         says="are as long as before",
     )
 ]  # fmt: skip
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["10.clip_shards"] += [
+    Wrong(
+        "a little too long is let through",
+        altered(
+            "10.clip_shards",
+            (
+                "factor = (max_norm / norm).clamp(max=1.0)",
+                "factor = max_norm / norm if norm > 1.01 * max_norm else 1.0",
+            ),
+        ),
+        says="are as long as before",
+        loses=NORM,
+    ),
+    Wrong(
+        "a rank without shards returns early",
+        altered(
+            "10.clip_shards",
+            (
+                "factor = (max_norm / norm)",
+                "if not shards:\n        return norm / 2\n    factor = (max_norm / norm)",
+            ),
+        ),
+        says="What rank 2 returned",
+        loses=ONCE,
+    ),
+]

@@ -163,7 +163,7 @@ WRONG = {
             world(
                 SEARCH.replace("range(1, 1025)", "[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]")
             ),
-            says="not only powers of two are worlds",
+            says="any number of ranks is a world",
             loses=SMALLEST,
         ),
         Wrong(
@@ -315,12 +315,6 @@ def smallest_world(num_params, stage, precision, optimizer, memory, activations)
 
 CEIL = "shard = -(-num_params // world)"
 WRONG["08.state_bytes"] += [
-    Wrong(
-        "a quotient of floats",
-        altered("08.state_bytes", (CEIL, "shard = __import__('math').ceil(num_params / world)")),
-        says="a quotient of floats is another number",
-        loses=UNEVEN,
-    ),
     Wrong(
         "nothing where parameters are fewer than ranks",
         altered("08.state_bytes", (CEIL, f"{CEIL} if num_params >= world else 0")),

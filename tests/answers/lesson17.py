@@ -513,7 +513,7 @@ WRONG["17.repair_the_article"] += [
                 "torch.cat([t.flatten() for t in tensors]).float()",
             ),
         ),
-        says="the parameters are off",
+        says="float64 was rounded on the way",
         loses=MORE,
     ),
     Wrong(

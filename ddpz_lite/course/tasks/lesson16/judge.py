@@ -590,18 +590,18 @@ def _two_jobs(seen: Observed) -> str | None:
     for read in both:
         if isinstance(read, str):
             return read
-    for plan, read in zip(plans, both, strict=True):
-        if read[0].meeting[1] != str(plan["port"]):
-            return (
-                f"The job {plan['job']} meets at port {read[0].meeting[1]}, and its own is "
-                f"{plan['port']}: another one need not be free."
-            )
     (host, port), other = (read[0].meeting for read in both)
     if (host, port) == other:
         return (
             f"Both jobs meet at {host}:{port}: the second uses the store of the first, and dies "
             "with it. The port must come from `port`."
         )
+    for plan, read in zip(plans, both, strict=True):
+        if read[0].meeting[1] != str(plan["port"]):
+            return (
+                f"The job {plan['job']} meets at port {read[0].meeting[1]}, and its own is "
+                f"{plan['port']}: another one need not be free."
+            )
     ids = [read[0].options.rdzv_id for read in both]
     if ids[0] == ids[1] and not both[0][0].static:
         return (

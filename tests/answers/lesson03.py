@@ -935,7 +935,7 @@ PROMISES = {
         "All ranks know the same seed": None,
         "nothing has to be sent": (TRACE, "training"),
         "all samples are shuffled and distributed to the ranks": (ORDER, "training"),
-        "another one for each epoch and each seed": (ORDER, "training"),
+        "another one for each epoch of a seed and for each seed in one epoch": (ORDER, "training"),
         "the same whenever it is asked for": (ORDER, "training"),
         "Every rank gets equally many": (TRAIN, "training"),
         "as few samples as possible come again": (TRAIN, "training"),

@@ -172,7 +172,7 @@ ENOUGH = "if 2 * wishes > dist.get_world_size():"
 WRONG = {
     "04.token_buckets": [
         Wrong("counts, not tokens", STRIDE, "it is tokens that take time", WORK),
-        Wrong("sorted for ever", SORTED, "the same ones meet for ever", MIXED),
+        Wrong("sorted for ever", SORTED, "have the same batches, in another order", MIXED),
         Wrong(
             "one rank has one step more",
             buckets(

@@ -816,7 +816,7 @@ WRONG["06.int8_mean"] += [
                 "return (values / scale).round().to(torch.int8), scale.half().to(scale.dtype)",
             ),
         ),
-        says="not finite",
+        says="is zero everywhere",
         loses=ODD,
     ),
 ]
@@ -830,7 +830,7 @@ WRONG["06.local_sgd"] += [
                 '.get("momentum_buffer") for p in optimizer.param_groups[0]["params"]]',
             ),
         ),
-        says="",
+        says="What rank 0 holds after step",
         loses=MOMENTA,
     ),
 ]

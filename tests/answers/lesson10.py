@@ -286,6 +286,7 @@ PROMISES = {
         "One all-reduce of one number must do": (*NUMBER, ""),
         "to a common length of at most max_norm": (*NORM, ""),
         "equal on all ranks, perhaps empty": (*ONCE, "replicated"),
+        "at least one, this rank's parts": None,
     },
 }
 

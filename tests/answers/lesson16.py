@@ -654,6 +654,7 @@ PROMISES = {
         "Each has a name and a port of its own, and uses both": (*MIX, "two"),
         "given to no other job": (*MIX, "two"),
         "Nothing is started by the check": None,
+        "`--nnodes` may be a range": None,
         "To see them live": None,
         "an empty terminal on each": None,
         "The line to type on each node": (*MEET, ""),

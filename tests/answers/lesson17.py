@@ -528,7 +528,7 @@ WRONG["17.repair_the_article"] += [
                 "            parameters[:] = made",
             ),
         ),
-        says="",
+        says="ranks 0 and 1 raised",
     ),
 ]
 WRONG["17.which_collective"] += [

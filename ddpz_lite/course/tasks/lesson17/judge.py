@@ -185,15 +185,11 @@ def _repair_values(seen: Observed) -> str | None:
     return same_on_all_ranks(seen, lambda got: [p for call in got["after"] for p in call])
 
 
-def _alike(mine: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-    return all(
-        close(a, b, rtol=1e-9 if b.dtype == torch.float64 else 1e-4)
-        for a, b in zip(mine, wanted, strict=True)
-    )
-
-
-def _near(mine: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return close(mine, wanted, rtol=1e-4)
+def _alike(
+    mine: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rtol: float | None = None
+) -> bool:
+    rtol = rtol or (1e-9 if wanted[0].dtype == torch.float64 else 1e-4)
+    return all(close(a, b, rtol=rtol) for a, b in zip(mine, wanted, strict=True))
 
 
 def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
@@ -212,7 +208,7 @@ def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]
     if any(still):
         return "a parameter never moved. Do the updated shards come back into all parameters?"
     off = max((a - b).abs().max().item() for a, b in zip(mine, right, strict=True))
-    if right[0].dtype == torch.float64 and all(map(_near, mine, right)):
+    if right[0].dtype == torch.float64 and _alike(mine, right, 1e-4):
         return f"the parameters are off by up to {off:.2g}: float64 was rounded on the way."
     return (
         f"the parameters are off by up to {off:.2g} from plain "

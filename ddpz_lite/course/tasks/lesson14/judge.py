@@ -675,6 +675,8 @@ def _each_plan(seen: Observed, judge: Judge) -> str | None:
             if got is not None:
                 return "For a model that fits in no way, the answer is None."
             continue
+        if got is None:
+            return "None is for a model that fits in no way, and here some plan fits: try them all."
         if not isinstance(got, list) or len(got) != 3:
             return "The answer must be three things: a plan, its seconds and its bytes."
         plan = _read_plan(got[0])

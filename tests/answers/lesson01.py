@@ -496,7 +496,7 @@ import math
 
 
 def scaled_step(parameters, optimizer, scaler):
-    total = sum(p.grad.abs().sum().item() for p in parameters)
+    total = sum((0 * p.grad).sum().item() for p in parameters)
     step = math.isfinite(total)
     if not step:
         scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0
@@ -630,3 +630,22 @@ PROMISES["01.largest_batch"] = {
     "Every sample adds equally many bytes": (*PLAIN, ""),
     "gradients are freed after each step": None,
 }
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["01.scaled_step"] += [
+    Wrong(
+        "the sum is looked at, and may overflow",
+        altered("01.scaled_step", ("p.grad.isfinite().all()", "p.grad.sum().isfinite()")),
+        says="was left out, and all its gradients were finite",
+    ),
+    Wrong(
+        "the scale never falls below 1",
+        altered(
+            "01.scaled_step",
+            ('scaler["scale"] /= 2', 'scaler["scale"] = max(1.0, scaler["scale"] / 2)'),
+        ),
+        says="must be half of what it was",
+        loses=("the scale is halved after an overflow",),
+    ),
+]

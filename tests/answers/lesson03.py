@@ -935,7 +935,7 @@ PROMISES = {
         "All ranks know the same seed": None,
         "nothing has to be sent": (TRACE, "training"),
         "all samples are shuffled and distributed to the ranks": (ORDER, "training"),
-        "another one for each epoch and each seed": (ORDER, "training"),
+        "another one for each epoch of a seed and for each seed in one epoch": (ORDER, "training"),
         "the same whenever it is asked for": (ORDER, "training"),
         "Every rank gets equally many": (TRAIN, "training"),
         "as few samples as possible come again": (TRAIN, "training"),
@@ -1578,3 +1578,14 @@ EQUIVALENT["03.diagnose"] = {
     "`abs(step(batches[rank]) - gradient) >= 1e-06`": "no difference is that small",
     "`1e-06` -> `1.000002`": "a stale step differs by more than that with these samples",
 }
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["03.f1"] += [
+    Wrong(
+        "1 where nothing is there",
+        altered("03.f1", ("if both else 0.0", "if both else 1.0")),
+        says="where F1 would divide by 0, it is 0 here",
+        loses=("a rank without samples, a class without positives",),
+    ),
+]

@@ -172,7 +172,7 @@ ENOUGH = "if 2 * wishes > dist.get_world_size():"
 WRONG = {
     "04.token_buckets": [
         Wrong("counts, not tokens", STRIDE, "it is tokens that take time", WORK),
-        Wrong("sorted for ever", SORTED, "the same ones meet for ever", MIXED),
+        Wrong("sorted for ever", SORTED, "have the same batches, in another order", MIXED),
         Wrong(
             "one rank has one step more",
             buckets(
@@ -668,3 +668,37 @@ ASSUMED = {
         "frozen zeros": "zeros are zeros",
     }
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["04.token_buckets"] += [
+    Wrong(
+        "the same batches on other ranks",
+        altered(
+            "04.token_buckets",
+            ("manual_seed(seed + epoch)", "manual_seed(0)"),
+            ("return [parts[rank]", "return [parts[(rank + epoch + seed) % world]"),
+        ),
+        says="have the same batches, in another order or on other ranks",
+        loses=MIXED,
+    ),
+]
+WRONG["04.work_queue"] += [
+    Wrong(
+        "the first texts are dealt by rank",
+        altered(
+            "04.work_queue",
+            (
+                'while (i := store.add("next", 1) - 1) < len(tokens):',
+                "i = dist.get_rank()\n    while i < len(tokens):",
+            ),
+            (
+                "# the sum over the text's tokens",
+                '\n        i = dist.get_world_size() + store.add("next", 1) - 1',
+            ),
+        ),
+        says="without having asked the store",
+        loses=NO_WAIT,
+    ),
+]

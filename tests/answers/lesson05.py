@@ -1349,3 +1349,25 @@ EQUIVALENT["05.rebuild"] = {
         "it is called once for each model"
     ),
 }
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["05.buckets"] += [
+    Wrong(
+        "an earlier bucket with room is filled up",
+        altered(
+            "05.buckets",
+            ("held = sum(p.numel() for p in buckets[-1])", "more = parameter.numel()"),
+            (
+                "if held and held + parameter.numel() > limit:\n            buckets.append([])",
+                "held = [sum(p.numel() for p in b) for b in buckets]\n"
+                "        room = [b for b, n in zip(buckets, held) if not n or n + more <= limit]\n"
+                "        room = room or [[]]\n"
+                "        buckets += [] if any(b is room[0] for b in buckets) else room",
+            ),
+            ("buckets[-1].append(parameter)", "room[0].append(parameter)"),
+        ),
+        says="those before it are closed",
+        loses=RIGHT_BUCKETS,
+    ),
+]

@@ -919,3 +919,61 @@ EQUIVALENT["06.top_k_momentum"] = {
     "`0` -> `-1` (#3)": "a flat tensor has one dimension",
     "`0` -> `-1`": "the same",
 }
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["06.top_k"] += [
+    Wrong(
+        "what is as large as the smallest that was sent is lost",
+        altered(
+            "06.top_k",
+            (
+                "left = total.index_fill(0, places, 0)",
+                "left = total * (total.abs() < total[places].abs().min())",
+            ),
+        ),
+        says="lacks more than k entries",
+        loses=KEPT,
+    ),
+    Wrong(
+        "values travel as float32",
+        altered(
+            "06.top_k",
+            ("gather(total[places])", "gather(total[places].float())"),
+            (
+                "mean.index_add_(0, where, values)",
+                "mean.index_add_(0, where, values.to(mean.dtype))",
+            ),
+        ),
+        says="values lose half of their bits",
+        loses=PAIRS,
+    ),
+]
+WRONG["06.int8_mean"] += [
+    Wrong(
+        "scales in float16, which a million overflows",
+        altered(
+            "06.int8_mean",
+            (
+                "return (values / scale).round().to(torch.int8), scale",
+                "return (values / scale).round().to(torch.int8), scale.half().to(scale.dtype)",
+            ),
+        ),
+        says="is zero everywhere",
+        loses=ODD,
+    ),
+]
+WRONG["06.local_sgd"] += [
+    Wrong(
+        "the momenta of the first group alone",
+        altered(
+            "06.local_sgd",
+            (
+                '.get("momentum_buffer") for p in parameters]',
+                '.get("momentum_buffer") for p in optimizer.param_groups[0]["params"]]',
+            ),
+        ),
+        says="What rank 0 holds after step",
+        loses=MOMENTA,
+    ),
+]

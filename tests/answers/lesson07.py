@@ -8,7 +8,7 @@ UNEVEN = ("lengths that do not divide by N",)
 IN_PLACE = ("each rank's shard is updated in place",)
 ALONE = ("send and recv alone",)
 BYTES = ("at most 2(N-1)/N of the weights from each rank",)
-KEPT = ("gradients stay as they are",)
+KEPT = ("gradients stay as they are, and what was returned",)
 
 # ---- 07.sharded_server ----
 
@@ -607,5 +607,32 @@ WRONG["07.largest_rate"] += [
         "> 0))\n",
         says="begins to swing",
         loses=("a delay of 1", "any delay"),
+    ),
+]
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["07.sharded_server"] += [
+    Wrong(
+        "alone, a view of the shard is returned",
+        altered(
+            "07.sharded_server",
+            (
+                "weights = torch.empty_like(mine)",
+                "if world == 1:\n        return shard[: len(gradient)]\n"
+                "    weights = torch.empty_like(mine)",
+            ),
+        ),
+        says="was changed by a later step",
+        loses=KEPT,
+    ),
+]
+WRONG["07.largest_rate"] += [
+    Wrong(
+        "a delay above 100 counts as 100",
+        altered("07.largest_rate", ("(4 * delay + 2)", "(4 * min(delay, 100) + 2)")),
+        says="of your rate",
+        loses=ANY_DELAY,
     ),
 ]

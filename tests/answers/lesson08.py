@@ -1,6 +1,7 @@
 """Wrong answers to lesson 08 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 FP32 = ("AdamW in fp32, all stages",)
 MIXED = ("mixed precision",)
@@ -216,7 +217,7 @@ WRONG = {
             world(
                 SEARCH.replace("range(1, 1025)", "[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]")
             ),
-            says="not only powers of two are worlds",
+            says="any number of ranks is a world",
             loses=SMALLEST,
         ),
         Wrong(
@@ -485,3 +486,22 @@ def which_program(shapes, measured):
         ),
     ],
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+CEIL = "shard = -(-num_params // world)"
+WRONG["08.state_bytes"] += [
+    Wrong(
+        "nothing where parameters are fewer than ranks",
+        altered("08.state_bytes", (CEIL, f"{CEIL} if num_params >= world else 0")),
+        says="also of fewer parameters than ranks somebody holds one",
+        loses=UNEVEN,
+    ),
+    Wrong(
+        "no world above 4096",
+        altered("08.state_bytes", (CEIL, f"world = min(world, 4096)\n    {CEIL}")),
+        says="is wrong",
+        loses=FP32,
+    ),
+]

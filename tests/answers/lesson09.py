@@ -679,3 +679,15 @@ WRONG["09.zero1"] += [
         loses=("several models, few parameters, any layout",),
     ),
 ]  # fmt: skip
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["09.zero1"] += [
+    Wrong(
+        "divided by 4 where there are more ranks",
+        altered("09.zero1", ("/ self.world\n", "/ min(self.world, 4)\n")),
+        says="the parameters are off",
+        loses=PLAIN,
+    ),
+]

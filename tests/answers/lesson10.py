@@ -409,6 +409,7 @@ PROMISES = {
         "One all-reduce of one number must do": (*NUMBER, ""),
         "to a common length of at most max_norm": (*NORM, ""),
         "equal on all ranks, perhaps empty": (*ONCE, "replicated"),
+        "at least one, this rank's parts": None,
     },
 }
 PROMISES["10.keep_whole"] = {
@@ -653,3 +654,21 @@ WRONG["10.clip_shards"] += [
         says="are as long as before",
     )
 ]  # fmt: skip
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["10.clip_shards"] += [
+    Wrong(
+        "a little too long is let through",
+        altered(
+            "10.clip_shards",
+            (
+                "factor = (max_norm / norm).clamp(max=1.0)",
+                "factor = max_norm / norm if norm > 1.01 * max_norm else 1.0",
+            ),
+        ),
+        says="are as long as before",
+        loses=NORM,
+    ),
+]

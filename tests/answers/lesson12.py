@@ -831,3 +831,35 @@ WRONG["12.int8_gather"] += [
         says="half a step",
     ),
 ]  # fmt: skip
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["12.hybrid_step"] += [
+    Wrong(
+        "keeps what it has gathered",
+        altered(
+            "12.hybrid_step",
+            (
+                "return all_gather(self.shard, self.inside)[: self.numel]",
+                "self.whole = all_gather(self.shard, self.inside)\n"
+                "        return self.whole[: self.numel]",
+            ),
+        ),
+        says="its shards take at most",
+        loses=HELD,
+    ),
+]
+WRONG["12.int8_gather"] += [
+    Wrong(
+        "scales of at least 1e-8",
+        altered("12.int8_gather", ("/ 127).float()", "/ 127).float().clamp(min=1e-8)")),
+        says="all of the block came as zeros",
+        loses=ODD,
+    ),
+    Wrong(
+        "scales travel as bfloat16",
+        altered("12.int8_gather", ("cat([scales.view", "cat([scales.bfloat16().float().view")),
+        says="by the very scales that you divided by",
+    ),
+]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from answers import Wrong
+from answers.altered import altered
 
 TIME = ("rank 0's time, to half a round trip",)
 BOUND = ("a bound that holds and is not wider than need be",)
 DRIFT = ("the drift of the clock",)
-MESSAGES = ("by messages alone",)
+MESSAGES = ("by messages alone, and each rank rests once",)
 ABSENT = ("the rank that left out a call",)
 DIFFERS = ("the rank that called something else",)
 CHAIN = ("the rank, where ranks wait for ranks that wait",)
@@ -839,3 +840,37 @@ PROMISES = {
         "Returns the validation loss after each epoch": (*HELD, ""),
     },
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["15.offsets"] += [
+    Wrong(
+        "rank 0 does not rest",
+        altered("15.offsets", ("    rest()\n", "    if rank:\n        rest()\n")),
+        says="called rest() 0 times",
+        loses=MESSAGES,
+    ),
+]
+WRONG["15.culprit"] += [
+    Wrong(
+        "always the line where it stands",
+        altered("15.culprit", ('there[rank]["line"]', 'records[rank]["at"]')),
+        says="and that call is at",
+        loses=LINE,
+    ),
+]
+WRONG["15.breakdown"] += [
+    Wrong(
+        "data hides no communication",
+        altered(
+            "15.breakdown",
+            (
+                '"exposed": every - busy}',
+                '"exposed": length(rank, ["compute", "comm"], begin, end) - compute}',
+            ),
+        ),
+        says="The parts add up to",
+        loses=SUM,
+    ),
+]

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 16 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 BLOCKS = ("the sum on every rank, nodes of neighbours",)
 DEALT = ("ranks dealt to nodes in any order",)
@@ -663,6 +664,7 @@ PROMISES = {
         "Each has a name and a port of its own, and uses both": (*MIX, "two"),
         "given to no other job": (*MIX, "two"),
         "Nothing is started by the check": None,
+        "`--nnodes` may be a range": None,
         "To see them live": None,
         "an empty terminal on each": None,
         "The line to type on each node": (*MEET, ""),
@@ -840,3 +842,60 @@ ASSUMED = {
         "kept": "the text says that it is called once",
     }
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["16.hierarchical"] += [
+    Wrong(
+        "one padded buffer for all tensors",
+        altered(
+            "16.hierarchical",
+            (
+                "padded = torch.nn.functional.pad(tensor, (0, local * size - len(tensor)))",
+                "padded = kept.setdefault(size, tensor.new_zeros(local * size))\n"
+                "        padded[: len(tensor)] = tensor",
+            ),
+            ("    def all_reduce(tensor):", "    kept = {}\n\n    def all_reduce(tensor):"),
+        ),
+        says="is wrong",
+        loses=ANY,
+    ),
+    Wrong(
+        "it travels as float32",
+        altered(
+            "16.hierarchical",
+            ("functional.pad(tensor,", "functional.pad(tensor.float(),"),
+        ),
+        says="float32 travels, and the tensor is bfloat16",
+        loses=FAR,
+    ),
+]
+WRONG["16.halving_doubling"] += [
+    Wrong(
+        "two messages in each round",
+        altered(
+            "16.halving_doubling",
+            (
+                "messages.append(dist.P2POp(dist.isend, outgoing, partner))",
+                "messages += [dist.P2POp(dist.isend, t, partner)\n"
+                "                         for t in outgoing.tensor_split(2)]",
+            ),
+            (
+                "messages.append(dist.P2POp(dist.irecv, incoming, partner))",
+                "messages += [dist.P2POp(dist.irecv, t, partner)\n"
+                "                         for t in incoming.tensor_split(2)]",
+            ),
+        ),
+        says="One message in each round is enough",
+        loses=MESSAGES,
+    ),
+]
+WRONG["16.launch_plan"] += [
+    Wrong(
+        "the port after the given one",
+        plan(meet=RIGHT_PLAN["meet"].replace("{port}", "{port + 1}")),
+        says="another one need not be free",
+        loses=MIX,
+    ),
+]

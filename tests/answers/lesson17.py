@@ -1,6 +1,7 @@
 """Wrong answers to lesson 17 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 PLAIN = ("plain training on the mean gradient, from rank 0's weights",)
 MORE = ("another optimizer, another dtype, called again",)
@@ -498,3 +499,59 @@ EQUIVALENT = {
         "`34` -> `33`": "the same",
     },
 }
+
+
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["17.repair_the_article"] += [
+    Wrong(
+        "float32 whatever the dtype",
+        altered(
+            "17.repair_the_article",
+            (
+                "torch.cat([t.flatten() for t in tensors])",
+                "torch.cat([t.flatten() for t in tensors]).float()",
+            ),
+        ),
+        says="float64 was rounded on the way",
+        loses=MORE,
+    ),
+    Wrong(
+        "new parameters in the list",
+        altered(
+            "17.repair_the_article",
+            (
+                "for p, new in zip(parameters, whole.split([*sizes, padding]), strict=False):\n"
+                "                p.copy_(new.view_as(p))",
+                "parts = zip(list(parameters), whole.split([*sizes, padding]), strict=False)\n"
+                "            made = [torch.nn.Parameter(t.view_as(p).clone()) for p, t in parts]\n"
+                "            parameters[:] = made",
+            ),
+        ),
+        says="ranks 0 and 1 raised",
+    ),
+]
+WRONG["17.which_collective"] += [
+    Wrong(
+        "the rows of the first and the last rank decide",
+        altered(
+            "17.which_collective",
+            ("[[total] * n]", "[after if after[0] == after[-1] == total else None]"),
+        ),
+        says="no other single one does: None",
+        loses=NONE,
+    ),
+    Wrong(
+        "rows that do not divide are cut, too",
+        altered(
+            "17.which_collective",
+            ("if k % n:", "if k < n:"),
+            (
+                "row[rank * k // n : (rank + 1) * k // n]",
+                "row[rank * (k // n) : (rank + 1) * (k // n)]",
+            ),
+        ),
+        says="no other single one does: None",
+        loses=NONE,
+    ),
+]

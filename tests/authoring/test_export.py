@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ddpz_lite.course.check import notebooks
+from ddpz_lite.course.check.task import tasks
 from ddpz_lite.course.cli import export, grade, main, shared
 
 pytestmark = pytest.mark.rest

@@ -85,10 +85,19 @@ def same_on_all_ranks(seen: Observed, values: Callable[[Any], Sequence[Any]]) ->
     first = list(values(seen.data[0]))
     for rank, got in enumerate(seen.data):
         ours = list(values(got))
-        same = [close(a, b, bitwise=True) for a, b in zip(ours, first, strict=False)]
-        if len(ours) != len(first) or not all(same):
+        if len(ours) != len(first) or not all(map(_same_bits, ours, first)):
             return f"Ranks 0 and {rank} do not hold the same bits."
     return None
+
+
+def _same_bits(mine: Any, first: Any) -> bool:
+    """Of plain tensors; a nan is like another nan."""
+    if type(first) is not torch.Tensor or not first.is_floating_point():
+        return close(mine, first, bitwise=True)
+    if type(mine) is not torch.Tensor or mine.dtype != first.dtype or mine.shape != first.shape:
+        return False
+    nans = torch.equal(mine.isnan(), first.isnan())
+    return nans and torch.equal(mine.nan_to_num(0.0), first.nan_to_num(0.0))
 
 
 def unchanged(seen: Observed) -> str | None:

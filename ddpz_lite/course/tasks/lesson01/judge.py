@@ -327,6 +327,7 @@ ACCUMULATE = Task(
 # -- 01.scaled_step --------------------------------------------------------------------------------
 
 INF, NAN = float("inf"), float("nan")
+NEARLY = 1.2e308  # finite in float64, and the sum of two is not
 
 
 def _scaled_cases(rng: torch.Generator) -> list[Case]:
@@ -346,7 +347,7 @@ def _scaled_cases(rng: torch.Generator) -> list[Case]:
 
         steps = [drawn() for _ in range(6)]
         for step, (which, value) in bad.items():
-            steps[step][which].view(-1)[1] = value
+            steps[step][which].view(-1)[1 : 3 if value == NEARLY else 2] = value
         scaler = {"scale": scale, "good_steps": good_steps, "interval": interval}
         return {"says": says, "weights": drawn(), "steps": steps, "optimizer": optimizer,
                 "scaler": scaler}  # fmt: skip
@@ -362,7 +363,7 @@ def _scaled_cases(rng: torch.Generator) -> list[Case]:
             run("six good steps", {}),
             run("six good steps of AdamW", {}, optimizer="AdamW", scale=24.0),
             run("two parameter groups", {}, optimizer="SGD with two parameter groups"),
-            run("a gradient of 1e300, which is finite in float64", {2: (1, 1e300)}),
+            run("two gradients of 1e308, finite in float64", {2: (1, NEARLY)}, scale=1.0),
         ),
         case(
             "overflows",
@@ -370,7 +371,11 @@ def _scaled_cases(rng: torch.Generator) -> list[Case]:
             run("an inf in the first tensor", {2: (0, INF)}),
             run("a nan in the second tensor", {1: (1, NAN)}, scale=24.0),
             run("a -inf in the last tensor", {3: (2, -INF)}, optimizer="AdamW"),
-            run("three overflows, two in a row", {0: (1, INF), 3: (0, NAN), 4: (2, NAN)}),
+            run(
+                "three overflows, two in a row, from a scale of 1",
+                {0: (1, INF), 3: (0, NAN), 4: (2, NAN)},
+                scale=1.0,
+            ),
         ),
         case(
             "the scale may grow",

@@ -800,7 +800,9 @@ def _f1_mistakes(table: torch.Tensor, rank: int) -> dict[str, float]:
     tp, fp, fn, tn = table.sum(0).tolist()
     ratios = "a mean of ratios is no ratio of sums."
     weighted = sum(part * size for part, size in zip(parts, sizes, strict=True))
+    nothing = {"is 1, and nothing is there: where F1 would divide by 0, it is 0 here.": 1.0}
     return {
+        **(nothing if tp + fp + fn == 0 else {}),
         f"is the mean of the ranks' F1 values; {ratios}": sum(parts) / len(parts),
         f"is a weighted mean of the ranks' F1 values; {ratios}": weighted / max(sum(sizes), 1),
         "is the sum of the ranks' F1 values.": sum(parts),

@@ -148,11 +148,13 @@ class _Clerk:
 
     def keep(self, call: dict[str, Any]) -> dict[str, Any]:
         """Serve until all workers are done: who began which text, in order; and "waiting", the
-        texts that were not begun when the busy rank's time had to end, None if it ended by itself.
+        texts that were not begun when the busy rank's time had to end, None if it ended by itself;
+        "unasked", what a rank began without asking the store after the text before.
         """
         self.texts, self.busy, self.values = len(call["tokens"]), call["busy"], {}
         self.later = call["later"]
         self.begun, self.waiting = [], None
+        self.unasked, has_asked = [], set()  # texts that were begun by ranks that had not asked
         self.asked: dict[int, tuple[int, str, str]] = {}  # by rank: kind, key, value
         self.silent, going_on = False, []
         working = set(range(self._workers))
@@ -160,6 +162,10 @@ class _Clerk:
             rank, kind, key, value = self._hear(working)
             if kind == BEGIN:
                 self.begun.append([rank, int(key)])
+                self.unasked += [] if rank in has_asked else [[rank, int(key)]]
+                has_asked.discard(rank)
+            elif kind in (ADD, GET):
+                has_asked.add(rank)
             if kind == DONE:
                 working.discard(rank)
                 going_on += [rank] if value == "1" else []
@@ -168,7 +174,7 @@ class _Clerk:
             self._serve(working)
         for rank in going_on:
             self._reply(rank, "")
-        return {"begun": self.begun, "waiting": self.waiting}
+        return {"begun": self.begun, "waiting": self.waiting, "unasked": self.unasked}
 
     def _hear(self, working: set[int]) -> tuple[int, int, str, str]:
         """The next message. After a silence whoever was made to wait goes on."""

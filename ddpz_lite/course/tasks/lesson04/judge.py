@@ -169,12 +169,17 @@ def _mixed(seen: Observed) -> str | None:
     first, *others, again, reseeded = dealt
     if first != again:
         return "Epoch 0 was asked for twice and came in two orders."
-    before = _pairs(first)
+    before, same = _pairs(first), set(map(frozenset, chain(*first)))
     known = zip((*(f"epoch {epoch}" for epoch in EPOCHS[1:]), "another seed"), [*others, reseeded],
                 strict=True)  # fmt: skip
     for words, batches in known:
         if batches == first:
             return f"Epoch 0 and {words} have the very same batches."
+        if set(map(frozenset, chain(*batches))) == same:
+            return (
+                f"Epoch 0 and {words} have the same batches, in another order or on other ranks: "
+                "samples are to meet others."
+            )
         if len(before & _pairs(batches)) > PARTNERS * len(before):
             return (
                 f"Of the samples that share a batch in epoch 0, most do so again in {words}: "
@@ -348,7 +353,14 @@ def _nobody_waits(seen: Observed) -> str | None:
         if log["waiting"]:
             return (
                 f"Rank {busy} was busy with one text for long. {log['waiting']} more waited "
-                "for it, though the others had nothing left to do: they were dealt beforehand."
+                "for it, though the others had nothing left to do: they were dealt beforehand, or "
+                "taken before the rank was done with the last one."
+            )
+        if log["unasked"] and workers > 1:
+            rank, text = log["unasked"][0]
+            return (
+                f"Rank {rank} began text {text} without having asked the store since the one "
+                "before: what is dealt beforehand waits for its rank, even if another is free."
             )
         if idle and len(call["tokens"]) >= 2 * workers:
             return f"Rank {min(idle)} worked on nothing, and there were texts for all."
@@ -515,7 +527,7 @@ def _why(
         wrong += " A wish is obeyed before the next step."
     for words, rule in RULES.items():
         if taken == [_last(mine, world, rule) for mine in wishing]:
-            return f"{wrong} {words.strip()}"
+            return f"{wrong} It is as if this were the rule: {words.strip()}"
     return wrong
 
 

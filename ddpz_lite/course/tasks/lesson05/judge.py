@@ -349,7 +349,9 @@ def _buckets_cases(rng: torch.Generator) -> list[Case]:
     return [
         late,
         case(", models of one layer", 2, single, (20, 9)),
-        case(", two models of the same shapes", 2, [drawn(3, 5, 2, 4), drawn(3, 5, 2, 4)], (30, 9)),
+        case(
+            ", two models of the same shapes", 2, [drawn(2, 3, 6, 5), drawn(2, 3, 6, 5)], (40, 20)
+        ),
         case(
             ", float64 and transposed weights",
             1,
@@ -393,6 +395,15 @@ def _reached(sizes: list[int], limit: int) -> list[int]:
     return buckets
 
 
+def _first_fit(sizes: list[int], limit: int) -> list[int]:
+    """Elements of the buckets of one who fills up those that were closed."""
+    buckets: list[int] = []
+    for size in sizes:
+        place = next((i for i, held in enumerate(buckets) if held + size <= limit), len(buckets))
+        buckets[place : place + 1] = [sum(buckets[place : place + 1]) + size]
+    return buckets
+
+
 def _bucket_calls(seen: Observed) -> str | None:
     inputs = seen.case.inputs[0]
     nets = list(zip(inputs["nets"], inputs["options"], strict=True))
@@ -420,6 +431,9 @@ def _wrong_buckets(rank: int, made: list[int], sizes: list[int], limit: int) -> 
         "one for each parameter.": sizes,
         "those of a limit in bytes. Here it counts elements.": _buckets(sizes, limit // 4),
         "one may hold exactly as many as the limit.": _buckets(sizes, limit - 1),
+        "an earlier bucket had room. A new one is started, and those before it are closed.": (
+            _first_fit(sizes, limit)
+        ),
         "each was closed when it had reached the limit. Close it before it would grow beyond.": (
             _reached(sizes, limit)
         ),

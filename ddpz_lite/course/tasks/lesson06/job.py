@@ -105,7 +105,8 @@ def _local(
     options: dict[str, float],
 ) -> dict[str, Any]:
     params = [nn.Parameter(w.clone()) for w in weights]
-    optimizer = torch.optim.SGD(params, **options)
+    groups = [{"params": params[:1]}, {"params": params[1:]}]
+    optimizer = torch.optim.SGD(groups, **options)
     seen: list[torch.Tensor] = []
 
     def gradient(x: torch.Tensor, first: bool) -> None:

@@ -28,9 +28,12 @@ FLOATS = ("float32", "float16", "bfloat16")  # none of them is the dtype of floa
 
 
 def _top_k_cases(rng: torch.Generator) -> list[Case]:
-    def stream(shape: tuple[int, ...], k: int, dtype: torch.dtype, steps: int) -> dict[str, Any]:
+    def stream(
+        shape: tuple[int, ...], k: int, dtype: torch.dtype, steps: int, ties: bool = False
+    ) -> dict[str, Any]:
+        """ties: many values are equal."""
         drawn = torch.randn((steps, *shape), generator=rng).to(dtype)
-        return {"gradients": list(drawn), "k": k}
+        return {"gradients": list((2 * drawn).round() / 2 if ties else drawn), "k": k}
 
     def case(world: int, says: str, *streams: tuple, kind: str = "") -> Case:
         inputs = [{"streams": [stream(*s) for s in streams]} for _ in range(world)]
@@ -41,7 +44,7 @@ def _top_k_cases(rng: torch.Generator) -> list[Case]:
         case(3, "5 of 47", ((47,), 5, f32, STEPS)),
         case(2, "two tensors in turn", ((31,), 4, f32, 4), ((3, 7), 2, f64, 4)),
         case(4, "3 of 26 in float64", ((26,), 3, f64, 3)),
-        case(1, "4 of 22", ((22,), 4, f32, 3)),
+        case(1, "4 of 22, many of them equal", ((22,), 4, f32, 3, True)),
         case(3, "all of 7, then 1 of 9", ((7,), 7, f32, 2), ((9,), 1, f32, 2)),
         case(2, "3 of 9 and 5 of 9, in turn", ((9,), 3, f32, 3), ((9,), 5, f32, 3)),
         case(2, "3 of 70,001", ((70_001,), 3, f32, 2)),
@@ -72,6 +75,17 @@ def _largest(total: torch.Tensor, k: int, of: Callable = torch.abs) -> torch.Ten
     return kept.view(total.shape)
 
 
+def _chosen(total: torch.Tensor, k: int, residual: Any) -> torch.Tensor:
+    """The same, where of equal entries those come first that the residual lacks."""
+    if not _like(residual, total):
+        return _largest(total, k)
+    gone = (residual.flatten() == 0).to(torch.int8).argsort(descending=True, stable=True)
+    order = gone[total.flatten()[gone].abs().argsort(descending=True, stable=True)]
+    kept = torch.zeros_like(total).flatten()
+    kept[order[:k]] = total.flatten()[order[:k]]
+    return kept.view(total.shape)
+
+
 def _kept(seen: Observed) -> str | None:
     """The residual of each call, given that of the one before."""
     for number in range(len(seen.data[0]["steps"])):
@@ -82,10 +96,13 @@ def _kept(seen: Observed) -> str | None:
             gradient, k = stream["gradients"][step], stream["k"]
             residual, mean = got["steps"][number][3], got["steps"][number][2]
             what = f"Rank {rank}'s residual after step {step + 1}"
-            wanted = total - _largest(total, k)
+            wanted = total - _chosen(total, k, residual)
             own = gradient - _largest(gradient, k)
             mistakes = {
                 "is all zeros: what was not sent is lost.": torch.zeros_like(total),
+                "lacks more than k entries: others are as large as the smallest that was sent.": (
+                    total * (total.abs() < total.abs().flatten().topk(k).values[-1])
+                ),
                 "still holds what was sent, which will be sent again.": total,
                 "is what the mean lacks of it: a rank subtracts what it has sent itself.": (
                     total - mean if _like(mean, total) else wanted
@@ -114,7 +131,9 @@ def _top_k_mean(seen: Observed) -> str | None:
     for number in range(len(seen.data[0]["steps"])):
         index, step = _call(seen, number)
         k = seen.case.inputs[0]["streams"][index]["k"]
-        sent = torch.stack([_largest(total, k) for total in _totals(seen, number)])
+        left = [got["steps"][number][3] for got in seen.data]
+        totals = zip(_totals(seen, number), left, strict=True)
+        sent = torch.stack([_chosen(total, k, residual) for total, residual in totals])
         for rank, got in enumerate(seen.data):
             mean = got["steps"][number][2]
             what = f"Rank {rank}'s mean in step {step + 1}"
@@ -161,6 +180,8 @@ def _top_k_bytes(seen: Observed) -> str | None:
     sent = sent_by_all(seen)
     calls = [call for rank in range(world) for call in seen.calls(rank)]
     if {size for _, size, _ in streams} == {8} and any(c.dtype in FLOATS for c in calls):
+        if not any(c.dtype == "float64" for c in calls):
+            return "Gradients are float64, and no float64 travels: values lose half of their bits."
         return (
             "Places travel as floats, and float32 counts to 16,777,216 alone: in a larger tensor "
             "they are another entry's."

@@ -21,13 +21,21 @@ def sharded_server(answer: Callable[..., Any], *, models: list[dict[str, Any]]) 
     kept = Kept(gradients=[model["gradients"] for model in models])
     weights: list[list[Any]] = [[] for _ in models]
     shards: list[list[torch.Tensor]] = [[] for _ in models]
+    returned = []
     for step in range(len(models[0]["gradients"])):
         for place, model in enumerate(models):
             with span(f"model {place}, step {step}"):
                 got = answer(model["shard"], model["gradients"][step], model["rate"])
+            returned.append(got)
             weights[place].append(got.clone() if isinstance(got, torch.Tensor) else got)
             shards[place].append(model["shard"].clone())
-    return {"weights": weights, "shards": shards, "changed": kept.changed()}
+    copies = [got for step in zip(*weights, strict=True) for got in step]
+    later = [
+        number
+        for number, (got, copy) in enumerate(zip(returned, copies, strict=True))
+        if isinstance(got, torch.Tensor) and not torch.equal(got, copy)
+    ]
+    return {"weights": weights, "shards": shards, "changed": kept.changed(), "later": later}
 
 
 def bounded(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> dict[str, Any]:

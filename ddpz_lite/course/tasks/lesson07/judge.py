@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from itertools import chain, combinations
 from typing import Any
@@ -186,6 +187,16 @@ def _server_bytes(seen: Observed) -> str | None:
     return None
 
 
+def _server_stays(seen: Observed) -> str | None:
+    for rank, got in enumerate(seen.data):
+        if got["later"]:
+            return (
+                f"Rank {rank}: what step {got['later'][0]} returned was changed by a later step. "
+                "The shard moves on; return a tensor of its own."
+            )
+    return unchanged(seen)
+
+
 SHARDED = Task(
     id="07.sharded_server",
     title="A server on every rank",
@@ -199,7 +210,7 @@ SHARDED = Task(
         Criterion("each rank's shard is updated in place", 1, _server_shards),
         Criterion("send and recv alone", 1, _server_messages),
         Criterion("at most 2(N-1)/N of the weights from each rank", 2, _server_bytes),
-        Criterion("gradients stay as they are", 1, unchanged),
+        Criterion("gradients stay as they are, and what was returned", 1, _server_stays),
     ),
     hints=(
         "Which part of your gradient does the server on rank 2 need? Which part of the weights "
@@ -436,11 +447,13 @@ def _rate_cases(rng: torch.Generator) -> list[Case]:
         for delay in (0, 2):
             drawn = [scale * c for c in curvatures(2)]
             several.inputs[0]["questions"].append({"curvatures": drawn, "delay": delay})
+    late = case("delays of 2 to 12, and of 120", "delay", (2, 3, 4, 5, 8, 12), (1, 4))
+    late.inputs[0]["questions"].append({"curvatures": curvatures(1), "delay": 120})
     return [
         case("one curvature, no delay", "", (0,), (1, 1)),
         several,
         case("a delay of 1", "one", (1, 1), (1, 3)),
-        case("delays of 2 to 12", "delay", (2, 3, 4, 5, 8, 12), (1, 4)),
+        late,
     ]
 
 
@@ -453,10 +466,11 @@ def grows(rate: float, curvatures: list[float], delay: int) -> bool:
     """Whether the recursion grows for one of the curvatures: it is run."""
     half = 400 * (delay + 2)
     for curvature in curvatures:
-        w, early, late = [1.0] * (delay + 1), 0.0, 0.0  # the last delay + 1 values
+        w = deque([1.0] * (delay + 1), delay + 1)  # the last delay + 1 values
+        early = late = 0.0
         for step in range(2 * half):
             new = w[-1] - rate * curvature * w[0]
-            w = [*w[1:], new]
+            w.append(new)
             if abs(new) > 1e12:
                 return True
             if half // 2 <= step < half:

@@ -72,7 +72,7 @@ def _bytes_cases(rng: torch.Generator) -> list[Case]:
     ) -> Case:
         asked = [
             {
-                "num_params": one or _parameters(rng),
+                "num_params": one or 128 * _parameters(rng),
                 "world": world,
                 "stage": stage,
                 "precision": precision,
@@ -89,7 +89,7 @@ def _bytes_cases(rng: torch.Generator) -> list[Case]:
     adamw = [("fp32", "adamw")]
     mixed, fp32 = ([(precision, o) for o in reversed(STATES)] for precision in ("mixed", "fp32"))
     return [
-        case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 64)),
+        case("AdamW in fp32", "", adamw, (4, 1, 2, 3, 8, 8192)),
         case("mixed precision", "mixed", mixed, (1, 2, 3, 4, 64)),
         case("other optimizers", "other", fp32, (1, 2, 3, 4, 64)),
         case("parameters that N does not divide", "uneven", mixed + fp32, (2, 3, 64), *UNEVEN),
@@ -168,6 +168,9 @@ BYTES_MISTAKES: dict[str, Callable[..., float]] = {
     "In mixed precision the parameters that compute take 2 bytes.": _mixed(more=(2, 0, 0)),
     "In mixed precision gradients take 2 bytes.": _mixed(more=(0, 2, 0)),
     "This optimizer does not keep what AdamW keeps.": _always(optimizer="adamw"),
+    "A rank holds whole elements: also of fewer parameters than ranks somebody holds one.": _always(
+        shard=lambda psi, world: 0 if psi < world else -(-psi // world)
+    ),
     "A rank holds whole elements: its share is rounded up.": _always(
         shard=lambda psi, world: psi // world
     ),
@@ -311,7 +314,7 @@ WORLD_MISTAKES: dict[str, Callable[..., int | None]] = {
     "Each rank needs all its activations: no stage shards them.": _search(divided=True),
     "Not everything is divided by N at this stage; some of it stays on each rank.": _by_division,
     "One rank fewer fits as well: to the last byte is enough.": _search(fits=operator.lt),
-    "A smaller world fits as well: not only powers of two are worlds.": _search(
+    "A smaller world fits as well: any number of ranks is a world.": _search(
         worlds=[1 << k for k in range(11)]
     ),
     f"The largest world to try is {MOST}.": _search(worlds=range(1, MOST)),

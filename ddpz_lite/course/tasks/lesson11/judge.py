@@ -576,13 +576,14 @@ def _prefetch_hidden(seen: Observed) -> str | None:
             gathers = [next(left) for _ in names]
             for index in range(1, len(names)):
                 computes = seen.span(rank, f"compute {names[index - 1]}")
-                waited = seen.span(rank, f"wait {names[index]}")
+                name = f"wait {names[index]}"  # the first time: a second wait takes no time
+                waited = min(s.started for s in seen.spans if (s.rank, s.name) == (rank, name))
                 if gathers[index].started > computes.started:
                     return (
                         f"On rank {rank}, nothing travelled while {names[index - 1]} computed: its "
                         "gather began afterwards. Start the next one before you compute."
                     )
-                if waited.started < computes.finished:
+                if waited < computes.finished:
                     return (
                         f"On rank {rank}, {names[index]} was waited for before {names[index - 1]} "
                         "computed. Start the next one before you compute, and wait when you need "

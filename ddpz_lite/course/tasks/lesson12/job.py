@@ -67,7 +67,6 @@ def hybrid_step(
         for one, gradient in zip(made, gradients, strict=True):
             with holding, span("gather"):
                 whole = one.gather()
-            holding.know([whole])
             got["whole"].append(whole.detach().clone())
             del whole
             with holding, span("step"):

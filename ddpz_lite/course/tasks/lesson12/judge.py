@@ -644,6 +644,10 @@ def _int8_part(
     coarse = shard.double().abs().max().item() / 127
     if number and len(first) == len(shard) and not (off > 0.51 * _scales(first, block)).any():
         return f"{what} is the most: the scales are those of an earlier gather."
+    if not _blocks(part, block)[place].any():
+        return f"{what} is the most: all of the block came as zeros."
+    if worst <= 0.8:
+        return f"{what} is the most. Do others multiply by the very scales that you divided by?"
     if worst <= 1.02:
         return f"{what} is the most: are values rounded to the nearest step, or cut off?"
     if off.max().item() <= 0.51 * coarse:
@@ -653,7 +657,8 @@ def _int8_part(
             theirs = _history(case)[number][other]
             steps = (_blocks(shard, block) / scales.clamp(min=1e-300)).round()
             wrong = steps * _scales(theirs, block)
-            if other != owner and close(_blocks(part, block), wrong, rtol=1e-4):
+            units = scales.clamp(min=1e-300)
+            if other != owner and close(_blocks(part, block) / units, wrong / units, rtol=1e-4):
                 return f"{what} is the most: its steps met the scales of rank {other}."
     return f"{what} is the most."
 

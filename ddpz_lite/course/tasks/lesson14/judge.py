@@ -468,6 +468,11 @@ def _mlp_traffic(seen: Observed) -> str | None:
                 continue
             if other := [c.op for c in calls if c.op != "all_reduce"]:
                 return f"Rank {rank} called {other[0]} in {during}. One all-reduce is enough."
+            if during == "backward" and len(calls) == len(sizes) > len(wanted):
+                return (
+                    f"Rank {rank} called all_reduce in the backward of every call. One of them has "
+                    "an x that needs no gradient: there is nothing to sum up."
+                )
             if len(calls) > len(wanted) and during == "backward":
                 return (
                     f"Rank {rank} called all_reduce {len(calls)} times in backward, expected is "
@@ -565,7 +570,8 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
              _job(layers=6, heads=4, params=5 * 10**9, memory=12 * GB, nodes=6, per_node=4)]),
         case("batches of few samples, a node of six",
              [_job(batch=8), _job(batch=16, near=100 * GB),
-              _job(layers=12, heads=12, per_node=6, nodes=2, batch=24, memory=30 * GB)]),
+              _job(layers=12, heads=12, per_node=6, nodes=2, batch=24, memory=30 * GB),
+              _job(layers=3, heads=4, per_node=6, nodes=2, batch=1, params=10**9)]),
         case("few layers, few heads",
              [_job(layers=4, heads=8, batch=2, nodes=8, per_node=4, params=5 * 10**9, far=8 * GB),
               _job(layers=6, heads=2, nodes=2, per_node=4, memory=40 * GB, near=10 * GB)]),
@@ -669,6 +675,8 @@ def _each_plan(seen: Observed, judge: Judge) -> str | None:
             if got is not None:
                 return "For a model that fits in no way, the answer is None."
             continue
+        if got is None:
+            return "None is for a model that fits in no way, and here some plan fits: try them all."
         if not isinstance(got, list) or len(got) != 3:
             return "The answer must be three things: a plan, its seconds and its bytes."
         plan = _read_plan(got[0])

@@ -25,7 +25,7 @@ def _host(
     host's messages to it travel, in turn; they begin again at the end. All are closures: what the
     time really is stands in no attribute.
     """
-    time, sent = 0.0, [0] * len(delays)
+    time, sent, rests = 0.0, [0] * len(delays), 0
 
     def clock() -> float:
         return base + rate * time
@@ -49,10 +49,11 @@ def _host(
 
     def rest() -> None:
         """Let some time pass."""
-        nonlocal time
+        nonlocal time, rests
         time += pause
+        rests += 1
 
-    return (clock, send, recv, rest), lambda: {"time": time, "sent": list(sent)}
+    return (clock, send, recv, rest), lambda: {"time": time, "sent": list(sent), "rests": rests}
 
 
 def offsets(answer: Callable[..., Any], *, hosts: list[dict[str, Any]]) -> dict[str, Any]:

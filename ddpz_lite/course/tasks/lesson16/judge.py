@@ -106,7 +106,10 @@ BLOCKS, DEALT = "blocks", "dealt"
 
 def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
     def case(nodes: list[int], *lengths: int, kind: str = "", form: str = "") -> Case:
+        """form: of all tensors, or of all but the first if it is float64."""
         inputs = [{"nodes": nodes, "tensors": _tensors(rng, lengths, FORMS[form])} for _ in nodes]
+        for rank in inputs if form == "float64" else []:
+            rank["tensors"][0] = rank["tensors"][0].float()
         many = len(set(nodes))
         says = f"{world_name(len(nodes))} on nodes {', '.join(map(str, nodes))}"
         says += f", {' and '.join(map(str, lengths))} elements" + f", {form}" * bool(form)
@@ -121,7 +124,7 @@ def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
         case([0, 1, 0, 1], 480, kind=DEALT),
         case([2, 0, 1, 1, 0, 2], 60, 6, kind=DEALT),
         case([0, 0, 1, 1], 7, 1, kind="uneven"),
-        case([4, 2, 2, 4, 2, 4], 100, kind="uneven", form="float64"),
+        case([4, 2, 2, 4, 2, 4], 100, 100, kind="uneven", form="float64"),
         case([0, 0, 1, 1], 64, kind="uneven", form="bfloat16"),
     ]
 
@@ -178,6 +181,9 @@ def _far(seen: Observed, number: int) -> str | None:
     rank = sent.index(max(sent))
     told = f"Rank {rank} sent {sent[rank]:,} bytes through groups that reach another node"
     calls = [call for r in ranks for call in seen.calls(r, f"call {number}")]
+    wanted = seen.case.inputs[0]["tensors"][number].dtype
+    if other := [c.dtype for c in calls if getattr(torch, c.dtype).itemsize > wanted.itemsize]:
+        return f"{told}: {other[0]} travels, and the tensor is {str(wanted).split('.')[-1]}."
     if local > 1 and any(len(call.group) == seen.case.world for call in calls if call.op != "send"):
         return f"{told}: it called a collective of all ranks, and its ring knows no nodes."
     if local > 1 and min(sent) == 0:
@@ -286,7 +292,9 @@ def _halving_round(seen: Observed, number: int) -> str | None:
         sends = seen.ops(rank, f"call {number}").count("send")
         if sends <= most:
             continue
-        if sends >= 2 * (world - 1):
+        if sends == 2 * most:
+            how = "One message in each round is enough."
+        elif sends >= 2 * (world - 1):
             how = "That is a ring, or a message to each of the others."
         else:
             how = "Halve the distance, or double it, in every round."
@@ -590,6 +598,12 @@ def _two_jobs(seen: Observed) -> str | None:
             f"Both jobs meet at {host}:{port}: the second uses the store of the first, and dies "
             "with it. The port must come from `port`."
         )
+    for plan, read in zip(plans, both, strict=True):
+        if read[0].meeting[1] != str(plan["port"]):
+            return (
+                f"The job {plan['job']} meets at port {read[0].meeting[1]}, and its own is "
+                f"{plan['port']}: another one need not be free."
+            )
     ids = [read[0].options.rdzv_id for read in both]
     if ids[0] == ids[1] and not both[0][0].static:
         return (

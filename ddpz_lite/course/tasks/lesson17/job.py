@@ -68,7 +68,7 @@ def repair(
         parameters = [nn.Parameter(w.clone()) for w in own]
         recorded, made = _recorded(kind)
         backward, counted = _backward(parameters, steps)
-        answer(parameters, backward, len(steps), recorded, **options)
+        answer(list(parameters), backward, len(steps), recorded, **options)
         kept = [item for o in made for state in o.state.values() for item in state.items()]
         states.append([t.numel() for name, t in kept if torch.is_tensor(t) and name != "step"])
         after.append([p.detach().clone() for p in parameters])

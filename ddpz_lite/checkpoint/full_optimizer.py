@@ -12,7 +12,14 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from ddpz_lite.checkpoint.all_ranks import on_all_ranks
 from ddpz_lite.checkpoint.parts import Part, comm_of, local_parameters, of_all_stages
-from ddpz_lite.checkpoint.save_load import empty_state, is_cut, names_of, restore, tensors_of
+from ddpz_lite.checkpoint.save_load import (
+    empty_state,
+    is_cut,
+    names_in,
+    names_of,
+    restore,
+    tensors_of,
+)
 
 
 @torch.no_grad()
@@ -100,7 +107,7 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str
     names = names_of(model)
     local = [
         {option: value for option, value in group.items() if option != "param_names"}
-        | {"params": [names[id(p)] for p in group["params"]]}
+        | {"params": names_in(group, names)}
         for group in optimizer.param_groups
     ]
     stages = comm_of(model, optimizer).gather_along("pipe", local)

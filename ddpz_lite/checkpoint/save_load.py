@@ -45,6 +45,7 @@ from ddpz_lite.checkpoint.parts import (
 )
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.parameters import EmptyParameter
 from ddpz_lite.strategies.precision import LossScale
 
 
@@ -355,15 +356,20 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return local | {id(p): name for name, p in plain(model).named_parameters()}
 
 
+def names_in(group: dict[str, Any], names: dict[int, str]) -> list[str]:
+    """The names of the parameters of a group; a pipeline's empty one has none."""
+    return [names[id(p)] for p in group["params"] if not isinstance(p, EmptyParameter)]
+
+
 def _group_options(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """{parameter name: options of its group}."""
     if optimizer is None:
         return {}
     names = names_of(model)
     return {
-        names[id(p)]: {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        name: {k: v for k, v in group.items() if k not in ("params", "param_names")}
         for group in optimizer.param_groups
-        for p in group["params"]
+        for name in names_in(group, names)
     }
 
 
@@ -372,7 +378,7 @@ def _restore_options(
 ) -> None:
     names = names_of(model)
     for group in optimizer.param_groups:
-        options = [saved.get(names[id(p)]) for p in group["params"]]
+        options = [saved.get(name) for name in names_in(group, names)]
         if any(other != options[0] for other in options[1:]):
             raise ValueError(
                 "parameters of one group had different options when the checkpoint was saved. "

@@ -152,5 +152,5 @@ def parallelize(
         model.cast_frozen(mixed_precision, keep)
     if pipe is None:
         return model, optimizer
-    pipe.attach(model, comm)
+    pipe.attach(model, optimizer, comm)
     return pipe, optimizer

@@ -5,7 +5,7 @@ Only the class of a parameter changes, and no value of it; see `gradient` for wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -128,23 +128,30 @@ def show_parts(params: Iterable[nn.Parameter], axis: str, comm: Comm) -> Comm:
 
 
 class EmptyParameter(nn.Parameter):
-    """What a rank without anything to train has, so that it takes part in torch's clipping.
+    """What a pipeline stage has next to its own parameters: no elements (0, 0).
 
-    No elements (0,), and a gradient that is always there.
+    It has a gradient where none of these has one: they are frozen, or this step did not use them.
+    So every rank takes part in torch's clipping and GradScaler, which skip a rank without gradient.
     """
 
     axes: Comm
+    own: Callable[[], Iterable[nn.Parameter]]
 
     @property
-    def grad(self) -> Tensor:
-        return LocalGrad.of(torch.zeros(0), None, self.axes)
+    def grad(self) -> Tensor | None:
+        if any(param.grad is not None for param in self.own()):
+            return None
+        return LocalGrad.of(torch.zeros_like(self), None, self.axes)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         pass
 
 
-def empty_parameter(axes: Comm) -> nn.Parameter:
-    param = Tensor._make_subclass(EmptyParameter, torch.zeros(0), False)
-    param.axes = axes
+def empty_parameter(axes: Comm, own: Callable[[], Iterable[nn.Parameter]]) -> nn.Parameter:
+    """own: gives the stage's own parameters, which change with its units."""
+    device = next((param.device for param in own()), "cpu")
+    empty = torch.zeros(0, 0, device=device)  # two dimensions: Muon takes no others
+    param = Tensor._make_subclass(EmptyParameter, empty, True)
+    param.axes, param.own = axes, own
     return param

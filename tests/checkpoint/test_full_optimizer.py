@@ -17,6 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ddpz_lite as dz
 from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
 
 CASE = CASES["gpt"]
 RECIPE = Recipe(steps=2)
@@ -135,6 +137,55 @@ def test_it_is_that_of_torchs_optimizer_at_any_world(kind, stage, options):
     wanted = get_optimizer_state_dict(module, optimizer)
     for ours in dz.launch(shared_state, 3, args=(stage, kind, options), record=False):
         assert difference(ours, wanted) <= 2e-3
+
+
+def on_axis(kind: str) -> dict[Any, float]:
+    """Differences from one process with the model cut over `kind`; and after loading."""
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", kind))
+    config = dz.GPTConfig(vocab_size=12, context=5, layers=2, heads=2, width=8)
+    tokens = torch.randint(12, (4, 6), generator=torch.Generator().manual_seed(1))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def built(stage: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = dz.GPT(config)
+        if kind == "tensor":
+            model = dz.tensor_parallel(model, mesh[kind])
+        else:
+            model = dz.Pipeline(gpt_stages(model, 2), one_f_one_b(2, 2), mesh[kind])
+        return parallelize(model, torch.optim.AdamW, stage, mesh=mesh, lr=0.01, eps=1e-3)
+
+    torch.manual_seed(0)
+    plain = dz.GPT(config)
+    alone = torch.optim.AdamW(plain.parameters(), lr=0.01, eps=1e-3)
+    for _ in range(2):
+        dz.next_token_loss(plain(x), y).backward()
+        alone.step()
+        alone.zero_grad()
+    exact, found = get_optimizer_state_dict(plain, alone), {}
+    for stage in (0, 1, 2, 3):
+        model, optimizer = built(stage)
+        for _ in range(2):
+            if kind == "tensor":
+                dz.next_token_loss(model(x), y).backward()
+            else:
+                model.step(x, y, dz.next_token_loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        ours = dz.full_optimizer_state_dict(model, optimizer)
+        found["one process", stage] = difference(ours, exact)
+        other, second = built((stage + 1) % 4)
+        dz.load_full_optimizer_state_dict(other, second, exact)
+        found["loaded", stage] = difference(dz.full_optimizer_state_dict(other, second), exact)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipe"])
+def test_it_is_that_of_one_process_on_other_axes(kind):
+    for found in dz.launch(on_axis, 2, args=(kind,), record=False):
+        for (what, stage), gap in found.items():
+            assert gap <= (1e-5 if what == "one process" else 0), (what, stage)
 
 
 def wrong_states() -> list[str]:

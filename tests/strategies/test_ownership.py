@@ -17,6 +17,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import ddpz_lite as dz
 from ddpz_lite.strategies.ownership import WholeLayout, balanced
 from ddpz_lite.strategies.parallelize import parallelize
+from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
+from ddpz_lite.strategies.pipeline.schedules import one_f_one_b
 from ddpz_lite.strategies.zero1 import ZeRO1
 from ddpz_lite.strategies.zero2 import ZeRO2
 
@@ -368,4 +370,54 @@ def on_meshes() -> dict[Any, float]:
 @pytest.mark.rest
 def test_meshes_of_replicas_and_owners():
     for found in dz.launch(on_meshes, 4, record=False):
+        assert {stage: d for stage, d in found.items() if not d < BF16} == {}
+
+
+def on_stages() -> dict[Any, float]:
+    """Distances to one process on data x pipe, by stage."""
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
+    config = dz.GPTConfig(vocab_size=12, context=5, layers=4, heads=2, width=8)
+    tokens = torch.randint(12, (8, 6), generator=torch.Generator().manual_seed(1))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def gpt() -> dz.GPT:
+        torch.manual_seed(0)
+        return dz.GPT(config)
+
+    plain, found = gpt(), {}
+    alone = muon_adamw()(by_dimension(plain))
+    for _ in range(2):
+        dz.next_token_loss(plain(x), y).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+        alone.step()
+        alone.zero_grad()
+    for stage in (0, 1, 2):
+        pipe = dz.Pipeline(gpt_stages(gpt(), 2), one_f_one_b(2, 2), mesh["pipe"])
+        pipe, optimizer = parallelize(
+            pipe, muon_adamw(), stage, mesh=mesh, bucket_mb=0.001, param_groups=by_dimension
+        )
+        part = [t.chunk(2)[mesh.get_local_rank("data")] for t in (x, y)]
+        for _ in range(2):
+            pipe.step(*part, dz.next_token_loss)
+            optimizer.clip_grad_norm_(0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+        found[stage] = distance(dz.full_state_dict(pipe), plain.state_dict())
+        if stage:
+            held = {n: v for s in optimizer.state.values() for n, v in s.items()}
+            assert "momentum_buffer" in held and held["momentum_buffer"].ndim == 2
+    return found
+
+
+def by_dimension(model: nn.Module) -> list[dict[str, Any]]:
+    params = list(model.parameters())
+    return [
+        {"params": [p for p in params if p.ndim == 2], "lr": 0.02},
+        {"params": [p for p in params if p.ndim != 2], "lr": 0.01},
+    ]
+
+
+def test_owners_inside_the_stages_of_a_pipeline():
+    for found in dz.launch(on_stages, 4, record=False):
         assert {stage: d for stage, d in found.items() if not d < BF16} == {}

@@ -122,6 +122,71 @@ def test_a_stage_may_be_frozen_or_without_parameters(which, has_parameters, tmp_
     dz.launch(frozen_stage, 3, args=(which, has_parameters, str(tmp_path)))
 
 
+class Sometimes(nn.Linear):
+    """A layer that some steps do without."""
+
+    used = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.used else 2 * x
+
+
+def scaled_stages(kind: str) -> list[nn.Module]:
+    """As `layers`; the middle one has parameters without gradients."""
+    stages = layers(1 if kind == "frozen" else None, 1 if kind == "parameterless" else None)
+    if kind == "unused":
+        stages[1] = nn.Sequential()
+        stages[1].add_module("linear1", Sometimes(4, 4))
+    return stages
+
+
+def without_gradients(kind: str, stage: int | None) -> tuple[list[float], ...]:
+    """Four steps with torch's scaler and clipping, one with an inf: scales and norms."""
+    torch.set_num_threads(1)
+    plain, stages = nn.Sequential(*scaled_stages(kind)), scaled_stages(kind)
+    mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("data", "pipe"))
+    pipe = dz.Pipeline(stages, one_f_one_b(3, 4), mesh["pipe"])
+    if stage is None:
+        optimizer = torch.optim.AdamW(pipe.parameters(), **ADAM)
+    else:
+        pipe, optimizer = dz.parallelize(pipe, torch.optim.AdamW, stage, mesh=mesh, **ADAM)
+    alone, found = torch.optim.AdamW(plain.parameters(), **ADAM), ([], [])
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+    for step in range(4):
+        for module in (*plain.modules(), *stages[1].modules()):
+            module.used = step in (0, 3)
+        x, y = batches(step)
+        y = y / 0 if step == 2 else y
+        scalers[0].scale(nn.functional.mse_loss(plain(x), y)).backward()
+        scalers[1].scale(torch.zeros(()))
+        pipe.step(x, y, lambda out, y: scalers[1].scale(nn.functional.mse_loss(out, y)))
+        pairs = zip(scalers, (alone, optimizer), (plain, pipe), found, strict=True)
+        for scaler, stepper, model, seen in pairs:
+            scaler.unscale_(stepper)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).item()
+            scaler.step(stepper)
+            scaler.update()
+            stepper.zero_grad()
+            seen += [scaler.get_scale(), 0.0 if step == 2 else norm]
+    right = {n.partition(".")[2]: v for n, v in plain.state_dict().items()}
+    held = pipe.module.state_dict() if stage is None else dz.full_state_dict(pipe)
+    for name, value in held.items():
+        torch.testing.assert_close(value, right[name], rtol=1e-5, atol=1e-6)
+    return found
+
+
+def all_without_gradients(kind: str) -> list[tuple[list[float], ...]]:
+    return [without_gradients(kind, stage) for stage in (None, *STAGES)]
+
+
+@pytest.mark.parametrize("kind", ["frozen", "parameterless", "unused"])
+def test_torchs_scaler_and_clipping_where_a_stage_has_no_gradient(kind):
+    for runs in dz.launch(all_without_gradients, 3, args=(kind,)):
+        for exact, ours in runs:
+            assert ours == pytest.approx(exact, rel=1e-4)
+            assert exact[4] == 32.0  # the step with an inf halves the scale
+
+
 def gpt() -> dz.GPT:
     torch.manual_seed(0)
     return dz.GPT(CONFIG)

@@ -82,7 +82,7 @@ def alive(world: int, m: int) -> dict[str, tuple[int, int]]:
             for got, want in zip(stage.parameters(), right.parameters(), strict=True):
                 if got.grad is not None:  # this rank's
                     torch.testing.assert_close(got.grad, want.grad, rtol=1e-4, atol=1e-7)
-        assert all(p.grad is not None for p in pipe.parameters())
+        assert all(p.grad is not None for p in pipe.module.parameters())
         out[name] = pipe.most_live, counts["most"]
     return out
 
@@ -226,7 +226,7 @@ def large_messages(world: int) -> None:
             stages = [Large() for _ in range(world * chunks(name))]
             pipe = dz.Pipeline(stages, schedules(world, 2 * world)[name], comm)
             pipe.step(x, x, lambda out, target: (out + target).mean())
-            assert all(abs(p.grad.item() - 1) < 1e-6 for p in pipe.parameters())
+            assert all(abs(p.grad.item() - 1) < 1e-6 for p in pipe.module.parameters())
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -253,7 +253,7 @@ def twice_and_checkpointed() -> None:
             param.grad = None
         pipe = dz.Pipeline(stages, zero_bubble(2, 3))
         pipe.step(x, x, nn.functional.mse_loss)
-        for param, want in zip(pipe.parameters(), right, strict=True):
+        for param, want in zip(pipe.module.parameters(), right, strict=True):
             assert (param.grad is None) == (want is None)
             if want is not None:
                 torch.testing.assert_close(param.grad, want, rtol=1e-4, atol=1e-7)

@@ -112,7 +112,7 @@ class Pipeline(nn.Module):
         self._ties = Ties(self.comm, stages, self.stage)
         self._messages = Messages(self.comm, len(stages))
         axes = show_parts(self.stage.parameters(), "pipe", self.comm)
-        self._empty = [empty_parameter(axes)]  # in a list: it is not the module's
+        self._empty = [empty_parameter(axes, self._own)]  # in a list: it is not the module's
         self.most_live, self._syncs = 0, True
 
     def _refuse_nccl(self, stages: Sequence[nn.Module], chunks: int) -> None:
@@ -133,19 +133,23 @@ class Pipeline(nn.Module):
     def module(self) -> nn.Module:
         return self.stage.module if isinstance(self.stage, Replica) else self.stage
 
-    def attach(self, model: Replica, axes: Comm) -> None:
+    def attach(self, model: Replica, optimizer: torch.optim.Optimizer, axes: Comm) -> None:
         """Run this model in place of the stage, which it has as its module."""
-        self.stage, self._empty = model, [empty_parameter(Comm.alone(axes.axes))]
+        self.stage = model
+        self._empty = [empty_parameter(Comm.alone(axes.axes), self._own)]
+        optimizer.param_groups[0]["params"] += self._empty  # a GradScaler looks there
+
+    def _own(self) -> Iterator[nn.Parameter]:
+        return super().parameters()
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Those of this rank; an empty one where there is none to train.
+        """Those of this rank, and an empty one.
 
-        So every rank takes part in torch's `clip_grad_norm_(pipe.parameters(), ...)`.
+        So every rank takes part in torch's `clip_grad_norm_(pipe.parameters(), ...)`, whether its
+        own ones have gradients or not.
         """
-        own = list(super().parameters(recurse))
-        yield from own
-        if not any(param.requires_grad for param in own):
-            yield from self._empty
+        yield from super().parameters(recurse)
+        yield from self._empty
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the stage; where it is sharded, its optimizer knows where."""

@@ -529,6 +529,9 @@ PROMISES = {
 # ---- mutants of the solution that are right ----
 
 EQUIVALENT = {
+    "11.shared_blocks": {
+        "`len(later)` -> `len(later) + 1`": "a block that never comes again is farthest anyway",
+    },
     "11.unit": {
         "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },

@@ -935,9 +935,9 @@ SHARED = Task(
         "next use in the list is farthest away or never, and gather; compute; if the block is "
         "not in the rest of the list, reduce. At the end free all.",
     ),
-    debrief="FSDP2 gathers a unit before each of its forwards unless reshard_after_forward=False "
-    "keeps it, and never plans by next uses. Freeing what is needed last is Belady's rule (1966) "
-    "for pages.",
+    debrief="FSDP2 gathers a unit before each of its forwards and frees it after, unless "
+    "reshard_after_forward=False keeps it until backward. To free what is needed last is Belady's "
+    "rule (1966) for the pages of a memory.",
 )
 
 TASKS = [UNIT, ZERO3, PREFETCH, ORDER, SHARED]

@@ -892,8 +892,8 @@ def _cut_cases(rng: torch.Generator) -> list[Case]:
         while True:
             asked = layers(count) | {"stages": stages, "micros": micros}
             cuts = list(_cuts(count, stages))
-            tried = cuts[number(0, len(cuts))]
-            asked["memory"] = max(_stage_bytes(asked, tried)) + number(20, 60)
+            sizes = sorted(max(_stage_bytes(asked, cut)) for cut in cuts)
+            asked["memory"] = sizes[number(1, len(cuts) // 2)] + number(20, 60)
             best = _best_cut(asked)
             again = layers(count)
             others = [{name: again[name]} for name in again] + [
@@ -908,16 +908,15 @@ def _cut_cases(rng: torch.Generator) -> list[Case]:
                 continue
             if not telling:
                 return every
+            if not all(None in [_best_cut(q, keeps) for q in every] for keeps in TOO_CAREFUL):
+                continue
+            alike = any(
+                all(_right_cut(q, _best_cut(q, other), named) for q in every)
+                for named, other in ALIKE
+            )
             mistaken = [[_best_cut(q, keeps) for q in every] for keeps in OTHER_KEEPS.values()]
             mistaken.append([_most_even(q) for q in every])
-            if (
-                all(None in [_best_cut(q, keeps) for q in every] for keeps in TOO_CAREFUL)
-                and not any(
-                    all(_right_cut(q, _best_cut(q, other), named) for q in every)
-                    for named, other in ALIKE
-                )
-                and not any(all(map(_right_cut, every, cuts)) for cuts in mistaken)
-            ):
+            if not alike and not any(all(map(_right_cut, every, cuts)) for cuts in mistaken):
                 return every
 
     def limits(count: int, stages: int, micros: int) -> list[dict[str, Any]]:

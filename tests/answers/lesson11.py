@@ -529,6 +529,9 @@ PROMISES = {
 # ---- mutants of the solution that are right ----
 
 EQUIVALENT = {
+    "11.shared_blocks": {
+        "`len(later)` -> `len(later) + 1`": "a block that never comes again is farthest anyway",
+    },
     "11.unit": {
         "`world = dist.get_world_size()` -> the first one, kept": "a job has one world",
     },
@@ -929,17 +932,250 @@ WRONG["11.prefetch"] += [
 ]
 
 
-# -- what authors who had not read the judge got away with -----------------------------------------
+# ---- 11.shared_blocks ----
 
-WRONG["11.prefetch"] += [
+IN_ORDER = ("each use in order, on an unsharded block",)
+ROOM = ("never more blocks than there is room for",)
+ONCE = ("one reduction, of the whole gradient, at once",)
+FEWEST = ("the fewest gathers",)
+ENDS = ("one block, no repeats, room for one or for all",)
+STAYS = ("uses stays as it is",)
+
+SHARED = """
+def shared_blocks(uses, room):
+    order = {order}
+    actions, unsharded, used = [], [], {{}}
+    for index, block in enumerate(order):
+        later = order[index + 1 :]
+        if block not in unsharded:
+            if {full}:
+                out = {out}
+                unsharded.remove(out)
+                actions.append(("free", out))
+            actions.append(("gather", block))
+            unsharded.append(block)
+        used[block] = index
+        actions.append(("forward" if index < len(uses) else "backward", block))
+        if {complete}:
+            actions.append(("reduce", block))
+        {after}
+    return actions + [("free", block) for block in unsharded]
+"""
+SOLVED_SHARED = {
+    "order": "uses + uses[::-1]",
+    "full": "len(unsharded) == room",
+    "out": "max(unsharded, key=lambda b: later.index(b) if b in later else 99)",
+    "complete": "block not in later",
+    "after": "pass",
+}
+
+
+def shared(**wrong):
+    return SHARED.format(**(SOLVED_SHARED | wrong))
+
+
+WRONG["11.shared_blocks"] = [
     Wrong(
-        "waited for at once, and again in its turn",
-        prefetch(
-            "work = units[0].gather()\n    for unit, next in zip(units, [*units[1:], None]):\n"
-            "        work.wait()\n        if next:\n            work = next.gather()\n"
-            "            work.wait()\n        x = unit.compute(x)\n        unit.free()"
+        "freed after each use, as FSDP does",
+        shared(after='unsharded.remove(block); actions.append(("free", block))'),
+        says="Every use gathers",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "the oldest use is freed",
+        shared(out="min(unsharded, key=used.get)"),
+        says="which is used again before",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "the oldest gather is freed",
+        shared(out="unsharded[0]"),
+        says="which is used again before",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "the nearest use is freed",
+        shared(out="min(unsharded, key=lambda b: later.index(b) if b in later else 99)"),
+        says="which is used again before",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "everything freed between forward and backward",
+        shared(
+            after="if index == len(uses) - 1:\n"
+            '            actions += [("free", b) for b in unsharded]\n'
+            "            unsharded.clear()"
         ),
-        says="was waited for before unit 0 computed",
-        loses=HIDDEN,
+        says="Backward begins with what forward used last",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "one block less than there is room for",
+        shared(full="len(unsharded) == max(1, room - 1)"),
+        says="gathers, and",
+        loses=FEWEST,
+    ),
+    Wrong(
+        "room is ignored",
+        shared(full="False"),
+        says="Free one before",
+        loses=ROOM,
+    ),
+    Wrong(
+        "gathered before something is freed",
+        shared(full="len(unsharded) > room"),
+        says="Free one before",
+        loses=ROOM,
+    ),
+    Wrong(
+        "a reduction for each backward",
+        shared(complete="index >= len(uses)"),
+        says="They add to one gradient, which travels once",
+        loses=ONCE,
+    ),
+    Wrong(
+        "reduced after the first backward",
+        shared(complete="index >= len(uses) and block not in order[len(uses) : index]"),
+        says="the gradient lacks what that use adds",
+        loses=ONCE,
+    ),
+    Wrong(
+        "all reduced at the end",
+        shared(
+            complete="False",
+            after='if not later: actions += [("reduce", b) for b in dict.fromkeys(uses)]',
+        ),
+        says="another block's backward comes first",
+        loses=ONCE,
+    ),
+    Wrong(
+        "never reduced",
+        shared(complete="False"),
+        says="is reduced 0 times",
+        loses=ONCE,
+    ),
+    Wrong(
+        "backward from first to last",
+        shared(order="uses + uses"),
+        says="backward comes to the last use first",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "one use of each block",
+        shared(order="list(dict.fromkeys(uses)) + list(dict.fromkeys(uses))[::-1]"),
+        says="computes",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "nothing is freed at the end",
+        shared().replace(
+            '    return actions + [("free", block) for block in unsharded]', "    return actions"
+        ),
+        says="still unsharded at the end",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "gathered for each use",
+        shared().replace(
+            "        used[block] = index",
+            "        else:\n"
+            '            actions.append(("gather", block))\n'
+            "        used[block] = index",
+        ),
+        says="which is unsharded already",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "freed by the reduction",
+        shared(after='if block not in later: actions.append(("free", block))'),
+        says="which is not gathered then",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "names alone",
+        shared().replace("    return actions + [", "    return [b for _, b in actions] + ["),
+        says="return a list of pairs",
+        loses=IN_ORDER,
+    ),
+    Wrong(
+        "uses turned round in place",
+        shared().replace(
+            "    order = uses + uses[::-1]",
+            "    order = list(uses)\n    uses.reverse()\n    order += uses",
+        ),
+        says="which was handed in to be read",
+        loses=STAYS,
     ),
 ]
+RIGHT["11.shared_blocks"] = [
+    (
+        "lists, next uses by position, blocks freed as soon as they are done",
+        """
+def shared_blocks(uses, room):
+    steps = [["forward", b] for b in uses] + [["backward", b] for b in reversed(uses)]
+    out, there = [], set()
+
+    def next_use(block, now):
+        return min((i for i in range(now, len(steps)) if steps[i][1] == block), default=10**6)
+
+    for now, (what, block) in enumerate(steps):
+        if block not in there:
+            while len(there) >= room:
+                victim = sorted(there, key=lambda b: -next_use(b, now))[0]
+                there.discard(victim)
+                out.append(["free", victim])
+            there.add(block)
+            out.append(["gather", block])
+        out.append([what, block])
+        if next_use(block, now + 1) == 10**6:
+            out.append(["free", block])
+            there.discard(block)
+            out.append(["reduce", block])
+    return out
+""",
+    ),
+    (
+        "the best of all choices, by search",
+        """
+def shared_blocks(uses, room):
+    order = uses + uses[::-1]
+    states = {frozenset(): (0, [])}
+    for i, b in enumerate(order):
+        then = {}
+        for there, (n, done) in states.items():
+            ways = [(there, n, done)]
+            if b not in there:
+                outs = [None] if len(there) < room else there
+                ways = [
+                    (
+                        (there - {o}) | {b},
+                        n + 1,
+                        done + ([("free", o)] if o else []) + [("gather", b)],
+                    )
+                    for o in outs
+                ]
+            for now, m, did in ways:
+                did = did + [("backward" if i >= len(uses) else "forward", b)]
+                if b not in order[i + 1 :]:
+                    did = did + [("reduce", b)]
+                if now not in then or m < then[now][0]:
+                    then[now] = m, did
+        states = then
+    there, (_, done) = min(states.items(), key=lambda s: s[1][0])
+    return done + [("free", b) for b in there]
+""",
+    ),
+]
+PROMISES["11.shared_blocks"] = {
+    "forward computes them from first to": (*IN_ORDER, ""),
+    "`room` blocks are unsharded at a time, and none at the end": (*ROOM, ""),
+    "It is reduced once": (*ONCE, ""),
+    "when it is complete and before another backward": (*ONCE, ""),
+    "return one with the fewest gathers": (*FEWEST, ""),
+    "also from forward to backward": (*FEWEST, ""),
+    "A free costs nothing": None,
+    "an action and a block": (*IN_ORDER, ""),
+    "it stays as it is": (*STAYS, ""),
+    "list of 1 to 12 names": (*ENDS, "edge"),
+    "at least 1, perhaps more than there are blocks": (*ENDS, "edge"),
+}

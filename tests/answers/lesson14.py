@@ -1,7 +1,6 @@
 """Wrong answers to lesson 14 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
-from answers.altered import altered
 
 GRADIENTS = ("gradients and loss of the whole batch",)
 LIVE = ("a stage keeps at most p - stage micro-batches",)
@@ -527,6 +526,9 @@ PROMISES = {
 
 WAITED = "gloo keeps what isend sends and delivers it unasked; nobody writes into it again"
 EQUIVALENT = {
+    "14.cut_layers": {
+        "`slowest < best[0]` -> `slowest <= best[0]`": "of two cuts as fast either is right",
+    },
     "14.one_f_one_b": {
         "`sending.append` -> `sending.count`": WAITED,
         "`sending.append` -> `sending.count` (#2)": WAITED,
@@ -674,29 +676,207 @@ def place(job):
 }
 
 
-# -- what authors who had not read the judge got away with -----------------------------------------
+# ---- 14.cut_layers ----
 
-WRONG["14.column_row"] += [
+CUT_FITS = ("cuts that fit the memory",)
+SLOWEST = ("the slowest stage is as fast as possible",)
+TIGHT = ("to the byte, and None where nothing fits",)
+FEW = ("one stage, one layer each, too few layers",)
+SAME = ("the arguments stay as they are",)
+
+CUT = """
+from itertools import combinations, pairwise
+
+
+def cut_layers(times, held, kept, stages, micros, memory):
+    best = None
+    for ends in {ends}:
+        parts = [slice(a, b) for a, b in pairwise([0, *ends, len(times)])]
+        sizes = [sum(held[p]) + {keeps} * sum(kept[p]) for s, p in enumerate(parts)]
+        cost = {cost}
+        if {fits} and (best is None or cost < best[0]):
+            best = cost, {found}
+    return {result}
+"""
+SOLVED_CUT = {
+    "ends": "combinations(range(1, len(times)), stages - 1)",
+    "keeps": "min(stages - s, micros)",
+    "cost": "max(sum(times[p]) for p in parts)",
+    "fits": "max(sizes) <= memory",
+    "found": "[p.stop - p.start for p in parts]",
+    "result": "best and best[1]",
+}
+
+
+def cut(**wrong):
+    return CUT.format(**(SOLVED_CUT | wrong))
+
+
+WRONG["14.cut_layers"] = [
     Wrong(
-        "the gradient of x is always summed up",
-        altered(
-            "14.column_row",
-            (
-                "x = Enter.apply(x)",
-                "x = Enter.apply(x if x.requires_grad else x.detach().requires_grad_())",
-            ),
-        ),
-        says="an x that needs no gradient: there is nothing to sum up",
-        loses=CALLS,
+        "all micro-batches on every stage",
+        cut(keeps="micros"),
+        says="if every stage kept all micro-batches, as in GPipe",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "every stage keeps what the first one does",
+        cut(keeps="min(stages, micros)"),
+        says="if every stage kept as many micro-batches as the first",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "the stages from the other end",
+        cut(keeps="min(s + 1, micros)"),
+        says="if the last stage kept most",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "one micro-batch at a time",
+        cut(keeps="1"),
+        says="if a stage kept one micro-batch.",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "stages counted from 1",
+        cut(keeps="min(stages - s - 1, micros)"),
+        says="if a stage kept one micro-batch less",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "one micro-batch in flight too many",
+        cut(keeps="min(stages - s + 1, micros)"),
+        says="if a stage kept one micro-batch more",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "more micro-batches kept than there are",
+        cut(keeps="(stages - s)"),
+        says="if a stage could keep more micro-batches than there are",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "memory is not looked at",
+        cut(fits="True"),
+        says="Yours are the best cuts if memory had no limit",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "as many layers in each",
+        "def cut_layers(times, held, kept, stages, micros, memory):\n"
+        "    n, more = divmod(len(times), stages)\n"
+        "    return [n + (s < more) for s in range(stages)]\n",
+        says="As many layers are neither as fast nor as large",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "the least memory",
+        cut(cost="max(sizes)"),
+        says="Yours take the least memory. It has only to fit",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "the fewest layers in the longest stage",
+        cut(cost="max(p.stop - p.start for p in parts)"),
+        says="the slowest stage of",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "the smallest difference between stages",
+        cut(cost="max(sum(times[p]) for p in parts) - min(sum(times[p]) for p in parts)"),
+        says="it sets the pace",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "the first stage as fast as possible",
+        cut(cost="sum(times[parts[0]])"),
+        says="it sets the pace",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "the first cut that fits",
+        cut(cost="0"),
+        says="the slowest stage of",
+        loses=SLOWEST,
+    ),
+    Wrong(
+        "less than memory",
+        cut(fits="max(sizes) < memory"),
+        says="None is wrong",
+        loses=TIGHT,
+    ),
+    Wrong(
+        "a cut where none fits",
+        cut(result="best[1] if best else [1] * (stages - 1) + [len(times) - stages + 1]"),
+        says="Nothing fits here: return None",
+        loses=TIGHT,
+    ),
+    Wrong(
+        "where stages end",
+        cut(found="list(ends)"),
+        says="numbers of layers, each at least 1, that add up to",
+        loses=CUT_FITS,
+    ),
+    Wrong(
+        "as many stages as there are layers",
+        cut().replace("    best = None", "    stages = min(stages, len(times))\n    best = None"),
+        says="layers make at most",
+        loses=FEW,
     ),
 ]
-WRONG["14.place"] += [
-    Wrong(
-        "near if the product is at most a node",
-        altered(
-            "14.place", ('if job["per_node"] % inside else', 'if inside > job["per_node"] else')
-        ),
-        says="the time of a step",
-        loses=NUMBERS,
+RIGHT["14.cut_layers"] = [
+    (
+        "tries slowest times one by one, recursively",
+        """
+def cut_layers(times, held, kept, stages, micros, memory):
+    def fill(first, stage, pace):
+        if stage == stages:
+            return [] if first == len(times) else None
+        for last in range(first + 1, len(times) + 1):
+            size = sum(held[first:last])
+            size += sum(kept[first:last]) * (micros if micros < stages - stage else stages - stage)
+            if size > memory or sum(times[first:last]) > pace:
+                return None
+            if (rest := fill(last, stage + 1, pace)) is not None:
+                return [last - first, *rest]
+        return None
+
+    paces = {sum(times[a:b]) for a in range(len(times)) for b in range(a + 1, len(times) + 1)}
+    for pace in sorted(paces):
+        if (found := fill(0, 0, pace)) is not None:
+            return found
+    return None
+""",
+    ),
+    (
+        "a table from the last stage back",
+        """
+def cut_layers(times, held, kept, stages, micros, memory):
+    n, inf = len(times), float("inf")
+    best = {(stages, n): (0, [])}
+    for s in reversed(range(stages)):
+        for a in range(n):
+            ways = []
+            for b in range(a + 1, n + 1):
+                pace, rest = best.get((s + 1, b), (inf, []))
+                size = sum(held[a:b]) + min(micros, stages - s) * sum(kept[a:b])
+                if pace < inf and size <= memory:
+                    ways.append((max(pace, sum(times[a:b])), [b - a] + rest))
+            best[s, a] = min(ways, default=(inf, []))
+    pace, found = best[0, 0]
+    return found if pace < inf else None
+""",
     ),
 ]
+PROMISES["14.cut_layers"] = {
+    "A stage has at least one layer": (*FEW, "few"),
+    "that 1F1B keeps on this stage at once": (*CUT_FITS, ""),
+    "at most `memory` bytes together": (*TIGHT, "exact"),
+    "return one whose slowest stage is as fast as possible": (*SLOWEST, ""),
+    "The number of layers in each stage": (*CUT_FITS, ""),
+    "None if no cut fits": (*TIGHT, "exact"),
+    "1 to 12 layers": (*FEW, "few"),
+    "they stay as they are": (*SAME, ""),
+    "ints, at least 1;": (*FEW, "few"),
+    "perhaps more stages than layers": (*FEW, "few"),
+}

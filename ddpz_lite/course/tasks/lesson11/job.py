@@ -309,3 +309,9 @@ def prefetch(
 
 def backward_order(answer: Callable[..., Any]) -> dict[str, Any]:
     return {"order": answer()}
+
+
+def shared_blocks(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """questions: the keyword arguments of one call each."""
+    kept = Kept(questions=questions)
+    return {"plans": [answer(**question) for question in questions], "changed": kept.changed()}

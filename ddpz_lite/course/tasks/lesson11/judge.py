@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -667,4 +667,278 @@ ORDER = Task(
     "for the reduction is put off as long as memory allows.",
 )
 
-TASKS = [UNIT, ZERO3, PREFETCH, ORDER]
+# -- 11.shared_blocks ------------------------------------------------------------------------------
+
+ACTIONS = ("gather", "free", "forward", "backward", "reduce")
+Action = tuple[str, str]
+
+
+def _computes(uses: list[str]) -> list[Action]:
+    return [("forward", b) for b in uses] + [("backward", b) for b in reversed(uses)]
+
+
+def _fewest_gathers(uses: list[str], room: int) -> int:
+    """Over all choices of what to free: for each set of unsharded blocks the fewest gathers."""
+    best = {frozenset[str](): 0}
+    for _, block in _computes(uses):
+        then: dict[frozenset[str], int] = {}
+        for there, count in best.items():
+            stays = [there]
+            if block not in there:
+                count += 1
+                stays = [there - {out} for out in there] if len(there) == room else [there]
+            for stay in stays:
+                now = stay | {block}
+                then[now] = min(count, then.get(now, count))
+        best = then
+    return min(best.values())
+
+
+def _next_use(order: list[str], after: int, block: str) -> int:
+    return next((i for i in range(after, len(order)) if order[i] == block), len(order))
+
+
+def _gathers_by(uses: list[str], room: int, rule: str) -> int:
+    """Gathers of a plan that frees by another rule than the farthest next use."""
+    order = [block for _, block in _computes(uses)]
+    there: dict[str, int] = {}  # block -> when it was gathered or used
+    count = 0
+    for index, block in enumerate(order):
+        if rule == "forward alone" and index == len(uses):
+            there.clear()
+        if block not in there:
+            count += 1
+            if len(there) == room:
+                rules: dict[str, Callable[[str], int]] = {
+                    "oldest use": lambda b: there[b],
+                    "oldest gather": lambda b: there[b],
+                    "nearest use": lambda b: _next_use(order, index, b),  # noqa: B023
+                    "forward alone": lambda b: -_next_use(order[: len(uses)], index, b),  # noqa: B023
+                }
+                del there[min(there, key=rules[rule])]
+            there[block] = index
+        if rule != "oldest gather":
+            there[block] = index
+    return count
+
+
+RULES = ("oldest use", "oldest gather", "nearest use", "forward alone")
+
+
+def _blocks_cases(rng: torch.Generator) -> list[Case]:
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def names(count: int) -> list[str]:
+        return [f"block {i}" for i in torch.randperm(20, generator=rng)[:count].tolist()]
+
+    def drawn(count: int, length: int) -> list[str]:
+        blocks = names(count)
+        return [blocks[number(0, count)] for _ in range(length)]
+
+    def question(count: int, length: int, room: int) -> dict[str, Any]:
+        """Every other rule than the farthest next use gathers more."""
+        while True:
+            uses = drawn(count, length)
+            best = _fewest_gathers(uses, room)
+            if all(_gathers_by(uses, room, rule) > best for rule in RULES):
+                return {"uses": uses, "room": room}
+
+    def varied(asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """The question, and with each argument in turn changed."""
+        turned = dict(zip(asked["uses"], asked["uses"][1:] + asked["uses"][:1], strict=True))
+        return [
+            asked,
+            asked | {"room": asked["room"] + 1},
+            asked | {"uses": asked["uses"][::-1]},
+            asked | {"uses": [turned[b] for b in asked["uses"]]},
+            asked | {"room": asked["room"] - 1},
+        ]
+
+    every = [varied(question(*size)) for size in ((4, 9, 2), (5, 12, 3), (4, 11, 2))]
+    (one, other), many = names(2), names(12)
+    edges = [
+        {"uses": [one], "room": 1},
+        {"uses": [one] * 12, "room": 1},
+        {"uses": [one, other] * 3, "room": 1},
+        {"uses": [one, other, one], "room": 2},
+        {"uses": many, "room": 1},
+        {"uses": many, "room": 4},
+        {"uses": many, "room": 50},
+    ]
+    return [
+        Case("blocks used several times", [{"questions": [q for group in every for q in group]}]),
+        Case("one block, no repeats, room for one or for all", [{"questions": edges}], "edge"),
+    ]
+
+
+def _told(asked: dict[str, Any]) -> str:
+    return f"With uses = {asked['uses']} and room = {asked['room']}"
+
+
+def _pairs(plan: Any) -> bool:
+    return type(plan) is list and all(type(p) in (tuple, list) and len(p) == 2 for p in plan)
+
+
+def _blocks_each(
+    seen: Observed, look: Callable[[dict[str, Any], list[Action]], str | None]
+) -> str | None:
+    for asked, plan in zip(seen.case.inputs[0]["questions"], seen.data[0]["plans"], strict=True):
+        pairs = [p if type(p) is tuple else tuple(p) for p in plan] if _pairs(plan) else None
+        if pairs is None or not all(a in ACTIONS and b in asked["uses"] for a, b in pairs):
+            return (
+                f"{_told(asked)}: return a list of pairs, an action ({', '.join(ACTIONS)}) and a "
+                "block of uses."
+            )
+        if wrong := look(asked, pairs):
+            return f"{_told(asked)}: {wrong}"
+    return None
+
+
+def _blocks_compute(seen: Observed) -> str | None:
+    return _blocks_each(seen, _computes_well)
+
+
+def _computes_well(asked: dict[str, Any], plan: list[Action]) -> str | None:
+    there: set[str] = set()
+    for number, (action, block) in enumerate(plan):
+        if action == "gather":
+            if block in there:
+                return f"action {number} gathers {block}, which is unsharded already."
+            there.add(block)
+        elif action != "reduce":
+            if block not in there:
+                what = {"free": "frees"}.get(action, f"is the {action} of")
+                return f"action {number} {what} {block}, which is not gathered then."
+            if action == "free":
+                there.remove(block)
+    done = [step for step in plan if step[0] in ("forward", "backward")]
+    wanted = _computes(asked["uses"])
+    if done != wanted:
+        if done == wanted[: len(asked["uses"])] + [("backward", b) for b in asked["uses"]]:
+            return "backward comes to the last use first. Yours begins with the first."
+        return (
+            "forward must compute each use from first to last, and backward each from last to "
+            f"first; yours computes {len(done)} times, and {len(wanted)} are due in that order."
+        )
+    if there:
+        return f"{sorted(there)[0]} is still unsharded at the end: free it."
+    return None
+
+
+def _blocks_room(seen: Observed) -> str | None:
+    return _blocks_each(seen, _keeps_room)
+
+
+def _keeps_room(asked: dict[str, Any], plan: list[Action]) -> str | None:
+    there = 0
+    for number, (action, block) in enumerate(plan):
+        there += (action == "gather") - (action == "free")
+        if there > asked["room"]:
+            return (
+                f"action {number} gathers {block}, and then {there} blocks are unsharded. Free one "
+                "before."
+            )
+    return None
+
+
+def _blocks_reduce(seen: Observed) -> str | None:
+    return _blocks_each(seen, _reduces_once)
+
+
+def _reduces_once(asked: dict[str, Any], plan: list[Action]) -> str | None:
+    for block in dict.fromkeys(asked["uses"]):
+        reduced = [i for i, step in enumerate(plan) if step == ("reduce", block)]
+        used = [i for i, step in enumerate(plan) if step == ("backward", block)]
+        if not used:
+            return f"{block} has no backward."
+        if len(reduced) == len(used) > 1:
+            return (
+                f"{block} is reduced after each of its {len(used)} backwards. They add to one "
+                "gradient, which travels once."
+            )
+        if len(reduced) != 1:
+            return f"{block} is reduced {len(reduced)} times; once is right."
+        if reduced[0] < used[-1]:
+            return (
+                f"{block} is reduced before its last backward: the gradient lacks what that use "
+                "adds."
+            )
+        if any(action == "backward" for action, _ in plan[used[-1] + 1 : reduced[0]]):
+            return (
+                f"{block} is reduced late: its gradient is complete, and another block's backward "
+                "comes first."
+            )
+    return None
+
+
+def _blocks_fewest(seen: Observed) -> str | None:
+    return _blocks_compute(seen) or _blocks_room(seen) or _blocks_each(seen, _gathers_few)
+
+
+def _gathers_few(asked: dict[str, Any], plan: list[Action]) -> str | None:
+    uses, room = asked["uses"], asked["room"]
+    order = [block for _, block in _computes(uses)]
+    gathers = sum(action == "gather" for action, _ in plan)
+    fewest = _fewest_gathers(uses, room)
+    if gathers <= fewest:
+        return None
+    told = f"{gathers} gathers, and {fewest} are enough."
+    if gathers == len(order):
+        return f"{told} Every use gathers. Nothing needs the memory yet, so a block may stay."
+    there: list[str] = []
+    computed = 0
+    for number, (action, block) in enumerate(plan):
+        if action == "gather":
+            there.append(block)
+        elif action == "free":
+            again = _next_use(order, computed, block)
+            later = [b for b in there if _next_use(order, computed, b) > again]
+            there.remove(block)
+            if computed == len(uses) and again < len(order) and len(there) + 1 <= room:
+                return (
+                    f"{told} Action {number} frees {block} between forward and backward. Backward "
+                    "begins with what forward used last."
+                )
+            if later:
+                return (
+                    f"{told} Action {number} frees {block}, which is used again before {later[0]}."
+                )
+        elif action != "reduce":
+            computed += 1
+    return f"{told} Some block was freed while there was room for it."
+
+
+def _blocks_edges(seen: Observed) -> str | None:
+    return _blocks_fewest(seen) or _blocks_reduce(seen)
+
+
+SHARED = Task(
+    id="11.shared_blocks",
+    title="Blocks that are used twice",
+    answer="shared_blocks",
+    job="lesson11.shared_blocks",
+    minutes=15,
+    cases=_blocks_cases,
+    criteria=(
+        Criterion("each use in order, on an unsharded block", 2, _blocks_compute, on=("",)),
+        Criterion("never more blocks than there is room for", 1, _blocks_room, on=("",)),
+        Criterion("one reduction, of the whole gradient, at once", 1, _blocks_reduce, on=("",)),
+        Criterion("the fewest gathers", 2, _blocks_fewest, on=("",)),
+        Criterion("one block, no repeats, room for one or for all", 1, _blocks_edges, on=("edge",)),
+        Criterion("uses stays as it is", 1, unchanged),
+    ),
+    hints=(
+        "When is a block's gradient complete? And when does a block have to leave?",
+        "Write all computations of the step in one list, forward and backward. If there is no "
+        "room, which of the unsharded blocks will be needed last?",
+        "For each computation: if its block is not there, free (if room is used up) the one whose "
+        "next use in the list is farthest away or never, and gather; compute; if the block is "
+        "not in the rest of the list, reduce. At the end free all.",
+    ),
+    debrief="FSDP2 gathers a unit before each of its forwards and frees it after, unless "
+    "reshard_after_forward=False keeps it until backward. To free what is needed last is Belady's "
+    "rule (1966) for the pages of a memory.",
+)
+
+TASKS = [UNIT, ZERO3, PREFETCH, ORDER, SHARED]

@@ -119,3 +119,9 @@ def place(answer: Callable[..., Any], *, jobs: list[dict[str, Any]]) -> dict[str
     """jobs: one for each call."""
     kept = Kept(jobs=jobs)
     return {"plans": [answer(job) for job in jobs], "changed": kept.changed()}
+
+
+def cut_layers(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """questions: the keyword arguments of one call each."""
+    kept = Kept(questions=questions)
+    return {"cuts": [answer(**question) for question in questions], "changed": kept.changed()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import permutations
+from functools import lru_cache
+from itertools import accumulate, combinations, pairwise, permutations
 from typing import Any
 
 import torch
@@ -785,4 +786,278 @@ PLACE = Task(
     "ZeRO, sequence parallelism and interleaving would be further choices.",
 )
 
-TASKS = [ONE_F_ONE_B, COLUMN_ROW, PLACE]
+# -- 14.cut_layers ---------------------------------------------------------------------------------
+
+Cut = list[int]
+Keeps = Callable[[int, int, int], int]  # (stages, stage, micros) -> micro-batches kept
+
+
+def _one_f_one_b_keeps(stages: int, stage: int, micros: int) -> int:
+    return min(stages - stage, micros)
+
+
+ONE = "a stage kept one micro-batch"
+NO_LIMIT = "memory had no limit"
+OTHER_KEEPS: dict[str, Keeps] = {
+    "every stage kept all micro-batches, as in GPipe": lambda p, s, m: m,
+    "every stage kept as many micro-batches as the first": lambda p, s, m: min(p, m),
+    "a stage kept one micro-batch more": lambda p, s, m: min(p - s + 1, m),
+    "the last stage kept most": lambda p, s, m: min(s + 1, m),
+    ONE: lambda p, s, m: 1,
+    NO_LIMIT: lambda p, s, m: -(10**18),
+    "a stage kept one micro-batch less": lambda p, s, m: min(p - s - 1, m),
+    "a stage could keep more micro-batches than there are": lambda p, s, m: p - s,
+}
+
+
+def _stages_of(numbers: Sequence[int], cut: Cut) -> list[int]:
+    """The sum over each stage."""
+    ends = list(accumulate(cut))
+    return [sum(numbers[end - n : end]) for n, end in zip(cut, ends, strict=True)]
+
+
+def _stage_bytes(asked: dict[str, Any], cut: Cut, keeps: Keeps = _one_f_one_b_keeps) -> list[int]:
+    held, kept = (_stages_of(asked[name], cut) for name in ("held", "kept"))
+    stages, micros = asked["stages"], asked["micros"]
+    pairs = zip(held, kept, strict=True)
+    return [h + keeps(stages, s, micros) * k for s, (h, k) in enumerate(pairs)]
+
+
+def _cuts(layers: int, stages: int) -> Iterator[Cut]:
+    for ends in combinations(range(1, layers), stages - 1):
+        yield [b - a for a, b in pairwise((0, *ends, layers))]
+
+
+def _slowest(asked: dict[str, Any], cut: Cut) -> int:
+    return max(_stages_of(asked["times"], cut))
+
+
+@lru_cache(maxsize=64)
+def _by_pace(*lists: tuple[int, ...], stages: int) -> list[tuple[Cut, list[int], list[int]]]:
+    """Every cut, the fastest first, with what each stage holds and keeps of a micro-batch."""
+    times, held, kept = lists
+    cuts = sorted(_cuts(len(times), stages), key=lambda cut: max(_stages_of(times, cut)))
+    return [(cut, _stages_of(held, cut), _stages_of(kept, cut)) for cut in cuts]
+
+
+def _best_cut(asked: dict[str, Any], keeps: Keeps = _one_f_one_b_keeps) -> Cut | None:
+    stages, memory = asked["stages"], asked["memory"]
+    counts = [keeps(stages, s, asked["micros"]) for s in range(stages)]
+    lists = (tuple(asked[name]) for name in ("times", "held", "kept"))
+    for cut, held, kept in _by_pace(*lists, stages=stages):
+        if all(h + n * k <= memory for h, n, k in zip(held, counts, kept, strict=True)):
+            return list(cut)
+    return None
+
+
+def _right_cut(asked: dict[str, Any], cut: Cut | None, keeps: Keeps = _one_f_one_b_keeps) -> bool:
+    """Whether the cut is a best one, with stages that keep so many micro-batches."""
+    best = _best_cut(asked, keeps)
+    if cut is None or best is None or len(cut) != asked["stages"]:
+        return cut == best
+    fits = max(_stage_bytes(asked, cut, keeps)) <= asked["memory"]
+    return fits and _slowest(asked, cut) == _slowest(asked, best)
+
+
+TOO_CAREFUL = list(OTHER_KEEPS.values())[:3]
+# rules that often give the same cuts
+ALIKE = [*combinations(TOO_CAREFUL, 2), (OTHER_KEEPS[ONE], OTHER_KEEPS[NO_LIMIT])]
+
+
+def _most_even(asked: dict[str, Any]) -> Cut:
+    """The cut that fits and whose slowest stage is least behind the fastest."""
+
+    def difference(cut: Cut) -> int:
+        return _slowest(asked, cut) - min(_stages_of(asked["times"], cut))
+
+    cuts = _cuts(len(asked["times"]), asked["stages"])
+    fit = (cut for cut in cuts if max(_stage_bytes(asked, cut)) <= asked["memory"])
+    return min(fit, key=difference)
+
+
+def _cut_cases(rng: torch.Generator) -> list[Case]:
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def row(layers: int, low: int, high: int) -> list[int]:
+        return [number(low, high) for _ in range(layers)]
+
+    def layers(count: int) -> dict[str, Any]:
+        return {
+            "times": row(count, 5, 60),
+            "held": row(count, 100, 2000),
+            "kept": row(count, 100, 500),
+        }
+
+    def varied(
+        count: int, stages: int, micros: int, *, telling: bool = False
+    ) -> list[dict[str, Any]]:
+        """A question, with each argument in turn changed; the first one's cut is wrong for each.
+
+        telling: an answer that counts otherwise what a stage keeps is wrong, too, in one of them,
+        and one that counts too much finds no cut for one of them.
+        """
+        while True:
+            asked = layers(count) | {"stages": stages, "micros": micros}
+            cuts = list(_cuts(count, stages))
+            sizes = sorted(max(_stage_bytes(asked, cut)) for cut in cuts)
+            asked["memory"] = sizes[number(1, len(cuts) // 2)] + number(20, 60)
+            best = _best_cut(asked)
+            again = layers(count)
+            others = [{name: again[name]} for name in again] + [
+                {"stages": stages - 1},
+                {"micros": 1},
+                {"memory": asked["memory"] * 3},
+            ]
+            every = [asked, *(asked | other for other in others)]
+            bests = [_best_cut(q) for q in every]
+            same = any(_right_cut(other, best) for other in every[1:])
+            if same or None in bests:
+                continue
+            if not telling:
+                return every
+            if not all(None in [_best_cut(q, keeps) for q in every] for keeps in TOO_CAREFUL):
+                continue
+            alike = any(
+                all(_right_cut(q, _best_cut(q, other), named) for q in every)
+                for named, other in ALIKE
+            )
+            mistaken = [[_best_cut(q, keeps) for q in every] for keeps in OTHER_KEEPS.values()]
+            mistaken.append([_most_even(q) for q in every])
+            if not alike and not any(all(map(_right_cut, every, cuts)) for cuts in mistaken):
+                return every
+
+    def limits(count: int, stages: int, micros: int) -> list[dict[str, Any]]:
+        asked = layers(count) | {"stages": stages, "micros": micros}
+        least = _least_bytes(asked)
+        return [asked | {"memory": memory} for memory in (least, least - 1, 0, 10**15)]
+
+    def plain(count: int, stages: int, micros: int) -> list[dict[str, Any]]:
+        return [layers(count) | {"stages": stages, "micros": micros, "memory": 10**15}]
+
+    def case(says: str, kind: str, questions: list[list[dict[str, Any]]]) -> Case:
+        return Case(says, [{"questions": [q for group in questions for q in group]}], kind)
+
+    return [
+        case(
+            "cuts that memory limits",
+            "",
+            [varied(7, 3, 8, telling=True), varied(7, 4, 3), varied(6, 3, 2)],
+        ),
+        case("to the byte, and too little", "exact", [limits(8, 3, 5), limits(12, 4, 2)]),
+        case(
+            "one layer or stage, as many stages as layers, more stages",
+            "few",
+            [
+                plain(1, 1, 1),
+                plain(12, 1, 4),
+                limits(4, 4, 6),
+                [q | {"stages": 5} for q in plain(4, 4, 6)],
+                [q | {"stages": 2} for q in plain(1, 1, 3)],
+            ],
+        ),
+    ]
+
+
+def _asked(asked: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in asked.items())
+
+
+def _cut_fits(seen: Observed) -> str | None:
+    for asked, cut in zip(seen.case.inputs[0]["questions"], seen.data[0]["cuts"], strict=True):
+        layers, stages, told = len(asked["times"]), asked["stages"], f"With {_asked(asked)}:"
+        if cut is None:
+            if (best := _best_cut(asked)) is None:
+                continue
+            return f"{told} None is wrong, {best} fits.{_why(seen)}"
+        if type(cut) is not list or any(type(n) is not int for n in cut):
+            return f"{told} return a list of ints, or None, not {cut!r}."
+        if stages > layers:
+            return f"{told} {layers} layers make at most {layers} stages: return None."
+        if len(cut) != stages or sum(cut) != layers or min(cut) < 1:
+            return (
+                f"{told} return {stages} numbers of layers, each at least 1, that add up to "
+                f"{layers}, not {cut}."
+            )
+        if wrong := _too_large(asked, cut):
+            return f"{told} {wrong}{_why(seen)}"
+    return None
+
+
+def _too_large(asked: dict[str, Any], cut: Cut) -> str | None:
+    sizes, memory = _stage_bytes(asked, cut), asked["memory"]
+    if max(sizes) <= memory:
+        return None
+    stage = sizes.index(max(sizes))
+    keeps = _one_f_one_b_keeps(asked["stages"], stage, asked["micros"])
+    told = f"in {cut}, stage {stage} keeps {keeps} micro-batches and takes {max(sizes):,} bytes."
+    if _best_cut(asked) is None:
+        return f"{told} Nothing fits here: return None."
+    return told
+
+
+def _why(seen: Observed) -> str:
+    """A mistake that explains all cuts of a case, as a sentence."""
+    pairs = [
+        (asked, cut)
+        for asked, cut in zip(seen.case.inputs[0]["questions"], seen.data[0]["cuts"], strict=True)
+        if cut is None or (len(cut) == asked["stages"] and sum(cut) == len(asked["times"]))
+    ]
+    for mistake, keeps in OTHER_KEEPS.items():
+        if all(_right_cut(asked, cut, keeps) for asked, cut in pairs):
+            return f" Yours are the best cuts if {mistake}."
+    if any(cut is None for _, cut in pairs):
+        return ""
+    if all(max(cut) - min(cut) <= 1 for _, cut in pairs):
+        return " As many layers are neither as fast nor as large."
+    if all(max(_stage_bytes(asked, cut)) == _least_bytes(asked) for asked, cut in pairs):
+        return " Yours take the least memory. It has only to fit."
+    return ""
+
+
+def _least_bytes(asked: dict[str, Any]) -> int:
+    cuts = _cuts(len(asked["times"]), asked["stages"])
+    return min(max(_stage_bytes(asked, cut)) for cut in cuts)
+
+
+def _cut_fastest(seen: Observed) -> str | None:
+    if wrong := _cut_fits(seen):
+        return wrong
+    for asked, cut in zip(seen.case.inputs[0]["questions"], seen.data[0]["cuts"], strict=True):
+        if not _right_cut(asked, cut):
+            best = _best_cut(asked)
+            return (
+                f"With {_asked(asked)}: the slowest stage of {cut} takes {_slowest(asked, cut)}, "
+                f"and {_slowest(asked, best)} is possible: it sets the pace.{_why(seen)}"
+            )
+    return None
+
+
+CUT = Task(
+    id="14.cut_layers",
+    title="Cut by time, fit by memory",
+    answer="cut_layers",
+    job="lesson14.cut_layers",
+    minutes=15,
+    cases=_cut_cases,
+    criteria=(
+        Criterion("cuts that fit the memory", 2, _cut_fits, on=("",)),
+        Criterion("the slowest stage is as fast as possible", 2, _cut_fastest, on=("",)),
+        Criterion("to the byte, and None where nothing fits", 1, _cut_fastest, on=("exact",)),
+        Criterion("one stage, one layer each, too few layers", 1, _cut_fastest, on=("few",)),
+        Criterion("the arguments stay as they are", 1, unchanged),
+    ),
+    hints=(
+        "How many micro-batches does 1F1B keep on the first stage, and how many on the last?",
+        "A layer that keeps much is cheap at the end of the pipeline. So the cut with equal times "
+        "may not fit, and the next best gives early stages less.",
+        "for ends in itertools.combinations(range(1, layers), stages - 1): sum each stage; it fits "
+        "if held + min(stages - s, micros) * kept <= memory on each; keep the cut whose slowest "
+        "stage is fastest.",
+    ),
+    debrief="Megatron-LM cuts by equal numbers of layers unless told otherwise. DeepSpeed's "
+    "PipelineModule balances layers or parameters, and neither looks at how many micro-batches a "
+    "stage keeps.",
+)
+
+TASKS = [ONE_F_ONE_B, COLUMN_ROW, PLACE, CUT]

@@ -932,6 +932,20 @@ WRONG["11.prefetch"] += [
 ]
 
 
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["11.prefetch"] += [
+    Wrong(
+        "waited for at once, and again in its turn",
+        prefetch(
+            "work = units[0].gather()\n    for unit, next in zip(units, [*units[1:], None]):\n"
+            "        work.wait()\n        if next:\n            work = next.gather()\n"
+            "            work.wait()\n        x = unit.compute(x)\n        unit.free()"
+        ),
+        says="was waited for before unit 0 computed",
+        loses=HIDDEN,
+    ),
+]
 # ---- 11.shared_blocks ----
 
 IN_ORDER = ("each use in order, on an unsharded block",)

@@ -1,6 +1,7 @@
 """Wrong answers to lesson 14 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
+from answers.altered import altered
 
 GRADIENTS = ("gradients and loss of the whole batch",)
 LIVE = ("a stage keeps at most p - stage micro-batches",)
@@ -676,6 +677,32 @@ def place(job):
 }
 
 
+# -- what authors who had not read the judge got away with -----------------------------------------
+
+WRONG["14.column_row"] += [
+    Wrong(
+        "the gradient of x is always summed up",
+        altered(
+            "14.column_row",
+            (
+                "x = Enter.apply(x)",
+                "x = Enter.apply(x if x.requires_grad else x.detach().requires_grad_())",
+            ),
+        ),
+        says="an x that needs no gradient: there is nothing to sum up",
+        loses=CALLS,
+    ),
+]
+WRONG["14.place"] += [
+    Wrong(
+        "near if the product is at most a node",
+        altered(
+            "14.place", ('if job["per_node"] % inside else', 'if inside > job["per_node"] else')
+        ),
+        says="the time of a step",
+        loses=NUMBERS,
+    ),
+]
 # ---- 14.cut_layers ----
 
 CUT_FITS = ("cuts that fit the memory",)

@@ -842,3 +842,7 @@ PROMISES["07.update_bound"] = {
     "Each call returns the workers that begin now": ("lists of workers that wait", ""),
     "Two servers know nothing of each other": ("lists of workers that wait", ""),
 }
+EQUIVALENT["07.update_bound"] = {
+    "`0` -> `1`": COUNTS,
+    "`0` -> `-1`": COUNTS,
+}

@@ -723,7 +723,7 @@ WRONG["04.attention_buckets"] = [
         "every rank looks at its own batches",
         attention(("for parts in dealt for batch in parts)",
                    "for batch in [parts[rank] for parts in dealt])")),
-        says="never",
+        says="so that all choose the same number",
         loses=ONCE,
     ),
     Wrong(
@@ -830,6 +830,7 @@ PROMISES["04.attention_buckets"] = {
     "The global random generators stay as they are": (*SILENT, ""),
     "all have one length": (*FEW_STEPS, "equal"),
     "the same on all ranks": (*ONCE, ""),
+    "the most that a batch may have of each": (*TOKENS, ""),
     "Each sample fits both": (*PAIRS, "equal"),
     "a list of lists of indices": (*ONCE, ""),
     "a rank has room for so many tokens": (*TOKENS, ""),

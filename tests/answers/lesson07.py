@@ -832,6 +832,8 @@ class UpdateBound:
 ]
 PROMISES["07.update_bound"] = {
     "no gradient may be more than `bound` updates old": (*YOUNG, ""),
+    "so that no gradient is too old": (*YOUNG, ""),
+    "A helper for all three, optional": None,
     "No rank knows how long a step takes": (*YOUNG, ""),
     "no worker waits that could begin": (*BEGINS, ""),
     "the one that asked first begins first": (*QUEUE, "left"),

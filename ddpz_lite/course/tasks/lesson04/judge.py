@@ -634,6 +634,26 @@ def _of_batches(batches: Batches, lengths: list[int]) -> list[list[list[int]]]:
     return [[[lengths[i] for i in batch] for batch in mine] for mine in batches]
 
 
+def _once_together(seen: Observed) -> str | None:
+    if not (wrong := _once(seen)):
+        return None
+    for call in range(len(seen.case.inputs[0]["calls"])):
+        batches = _batches(seen, call)
+        counts = [] if isinstance(batches, str) else [len(mine) for mine in batches]
+        if len(set(counts)) > 1 and (missing := _missing(batches, seen, call)):
+            return (
+                f"Epoch {seen.case.inputs[0]['calls'][call][2]}: {len(missing)} samples never "
+                f"came, because the ranks chose {', '.join(map(str, counts))} steps. A rank has to "
+                "look at the batches of all ranks, so that all choose the same number."
+            )
+    return wrong
+
+
+def _missing(batches: Batches, seen: Observed, call: int) -> set[int]:
+    samples = len(seen.case.inputs[0]["calls"][call][0])
+    return set(range(samples)) - set(chain(*chain(*batches)))
+
+
 @_each_call
 def _few_steps(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
     counts, world = [len(mine) for mine in batches], len(batches)
@@ -642,16 +662,14 @@ def _few_steps(batches: Batches, lengths: list[int], budgets: Any) -> str | None
             f"the ranks have {', '.join(map(str, counts))} batches. A rank that has one more waits "
             "in it for ever."
         )
-    for rank, mine in enumerate(batches):
-        if [] in mine:
-            return f"rank {rank} has nothing in step {mine.index([])}."
     tokens, pairs = budgets
     by_tokens = -(-sum(lengths) // (world * tokens))
     by_pairs = -(-_pairs_in(lengths) // (world * pairs))
     fewest = max(by_tokens, by_pairs)
     if counts[0] <= fewest + MORE_STEPS:
-        return None
-    every = list(chain(*_of_batches(batches, lengths)))
+        empty = [(rank, mine.index([])) for rank, mine in enumerate(batches) if [] in mine]
+        return f"rank {empty[0][0]} has nothing in step {empty[0][1]}." if empty else None
+    every = [batch for batch in chain(*_of_batches(batches, lengths)) if batch]
     why = ""
     if all(sum(batch) ** 2 <= pairs for batch in every):
         why = (
@@ -741,7 +759,7 @@ ATTENTION_BUCKETS = Task(
     minutes=15,
     cases=_attention_cases,
     criteria=(
-        Criterion("each sample once, on one rank", 1, _once),
+        Criterion("each sample once, on one rank", 1, _once_together),
         Criterion("as many batches on each rank, and few", 1, _few_steps),
         Criterion("room for the tokens of each batch", 1, _below(0, "tokens")),
         Criterion("no batch above the budget of pairs", 1, _below(1, "pairs")),

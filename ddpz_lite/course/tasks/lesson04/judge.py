@@ -585,7 +585,7 @@ STOP_TOGETHER = Task(
 
 MORE_STEPS = 3
 LONG = 10  # of so many samples one is long: a deal by tokens is not one by pairs
-ROOMS = ((1.03, 1.6), (1.6, 1.002), (1.1, 1.1))  # for tokens and pairs, of what steps need
+ROOMS = ((1.1, 1.6), (1.6, 1.002), (1.15, 1.1))  # for tokens and pairs, of what steps need
 
 # The judges of 04.token_buckets look at these calls, too: their budget is a pair here.
 
@@ -611,11 +611,17 @@ def _attention_cases(rng: torch.Generator) -> list[Case]:
         calls += [[lengths, [scarce[0][0] * 2, scarce[0][1]], 0, seed],
                   [lengths, [scarce[1][0], scarce[1][1] * 2], 0, seed]]  # fmt: skip
         calls.append([lengths[::-1], scarce[1], 1, seed])
+        calls.append([lengths, [5 * budget for budget in scarce[2]], 0, seed])
         calls.append([fewer, budgets(fewer, steps - 1, ROOMS[1]), 2, seed])
         return Case(f"{world_name(world)}, {samples} samples", [{"calls": calls}] * world)
 
     def equal(world: int, steps: int, each: int) -> Case:
         budgets = [[7 * each, 49 * each], [7 * each, 490 * each], [70 * each, 49 * each]]
+        budgets += [
+            [7 * each + 5, 490 * each],
+            [70 * each, 49 * each + 40],
+            [70 * each, 490 * each],
+        ]  # not quite one more
         calls = [[[7] * (world * steps * each), pair, 1, 3] for pair in budgets]
         says = f"{world_name(world)}, all of one length"
         return Case(says, [{"calls": calls}] * world, "equal")
@@ -637,15 +643,22 @@ def _of_batches(batches: Batches, lengths: list[int]) -> list[list[list[int]]]:
 def _once_together(seen: Observed) -> str | None:
     if not (wrong := _once(seen)):
         return None
+    uneven: dict[int, list[int]] = {}
     for call in range(len(seen.case.inputs[0]["calls"])):
         batches = _batches(seen, call)
-        counts = [] if isinstance(batches, str) else [len(mine) for mine in batches]
-        if len(set(counts)) > 1 and (missing := _missing(batches, seen, call)):
-            return (
-                f"Epoch {seen.case.inputs[0]['calls'][call][2]}: {len(missing)} samples never "
-                f"came, because the ranks chose {', '.join(map(str, counts))} steps. A rank has to "
-                "look at the batches of all ranks, so that all choose the same number."
-            )
+        if isinstance(batches, str):
+            return wrong
+        counts = [len(mine) for mine in batches]
+        if _missing(batches, seen, call):
+            if len(set(counts)) == 1:
+                return wrong
+            uneven[call] = counts
+    for call, counts in uneven.items():
+        return (
+            f"Epoch {seen.case.inputs[0]['calls'][call][2]}: samples never came, because the "
+            f"ranks chose {', '.join(map(str, counts))} steps. A rank has to look at the batches "
+            "of all ranks, so that all choose the same number."
+        )
     return wrong
 
 
@@ -680,7 +693,7 @@ def _few_steps(batches: Batches, lengths: list[int], budgets: Any) -> str | None
         why = " Batches of like samples use up one budget and leave the other: shuffle first."
     elif all(len(batch) * max(batch) ** 2 <= pairs for batch in every):
         why = " Nothing is padded here: each sample counts with its own length."
-    elif counts[0] >= world * fewest:
+    elif counts[0] >= max(sum(lengths) // tokens, _pairs_in(lengths) // pairs):
         why = " The budgets are those of one rank, not of all."
     return (
         f"each rank has {counts[0]} batches. All tokens would fill {by_tokens} and all pairs "

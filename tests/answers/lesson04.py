@@ -702,3 +702,196 @@ WRONG["04.work_queue"] += [
         loses=NO_WAIT,
     ),
 ]
+# -- 04.attention_buckets --------------------------------------------------------------------------
+
+FEW_STEPS = ("as many batches on each rank, and few",)
+TOKENS = ("room for the tokens of each batch",)
+PAIRS = ("no batch above the budget of pairs",)
+EQUAL_PAIRS = ("in a step about as many pairs on each rank",)
+SILENT = ("nothing sent, nothing changed",)
+FITS = "sum(lengths[i] for i in batch) <= room and sum(pairs[i] for i in batch) <= most"
+
+
+def attention(*changes):
+    return altered("04.attention_buckets", *changes)
+
+
+WRONG["04.attention_buckets"] = [
+    Wrong(
+        "dealt by tokens",
+        attention(("-pairs[i]", "-lengths[i]"), ("work[least] += pairs[i]",
+                                                 "work[least] += lengths[i]")),
+        says="a token of a long sample takes longer",
+        loses=EQUAL_PAIRS,
+    ),
+    Wrong(
+        "task 1's answer, with the first budget",
+        altered("04.token_buckets", ("def token_buckets(lengths, budget, epoch, seed):",
+                "def attention_buckets(lengths, budgets, epoch, seed):\n    budget = budgets[0]")),
+        says="pairs, and",
+        loses=PAIRS,
+    ),
+    Wrong(
+        "task 1's answer, with squares and the second budget",
+        altered("04.token_buckets", ("def token_buckets(lengths, budget, epoch, seed):",
+                "def attention_buckets(lengths, budgets, epoch, seed):\n    budget = budgets[1]\n"
+                "    lengths = [n * n for n in lengths]")),
+        says="tokens, and",
+        loses=TOKENS,
+    ),
+    Wrong(
+        "no limit for pairs",
+        attention((FITS, "sum(lengths[i] for i in batch) <= room")),
+        says="pairs, and",
+        loses=PAIRS,
+    ),
+    Wrong(
+        "the steps that the mean rank needs",
+        attention(("while not all(fits(batch) for parts in dealt for batch in parts):",
+                   "while False:")),
+        says="does not fit on the fullest",
+        loses=TOKENS,
+    ),
+    Wrong(
+        "every rank looks at its own batches",
+        attention(("for parts in dealt for batch in parts)",
+                   "for batch in [parts[rank] for parts in dealt])")),
+        says="so that all choose the same number",
+        loses=ONCE,
+    ),
+    Wrong(
+        "the sum squared",
+        attention(("sum(pairs[i] for i in batch) <= most",
+                   "sum(lengths[i] for i in batch) ** 2 <= most")),
+        says="so square first, then add",
+        loses=FEW_STEPS,
+    ),
+    Wrong(
+        "as if it were padded",
+        attention(("sum(pairs[i] for i in batch) <= most",
+                   "len(batch) * max((pairs[i] for i in batch), default=0) <= most")),
+        says="Nothing is padded here",
+        loses=FEW_STEPS,
+    ),
+    Wrong(
+        "the budgets of all ranks",
+        attention(("(room * world)", "room"), ("(most * world)", "most")),
+        says="those of one rank, not of all",
+        loses=FEW_STEPS,
+    ),
+    Wrong(
+        "as many samples for each rank",
+        attention(("least = work.index(min(work))", "least = min(range(world), "
+                   "key=lambda r: len(parts[r]))")),
+        says="All ranks have as many samples",
+        loses=EQUAL_PAIRS,
+    ),
+    Wrong(
+        "sorted by length",
+        attention(("order = torch.randperm(len(lengths), generator=dice).tolist()",
+                   "order = sorted(range(len(lengths)), key=lengths.__getitem__)")),
+        says="the very same batches",
+        loses=MIXED,
+    ),
+    Wrong(
+        "an order of each rank's own",
+        attention(("manual_seed(seed + epoch)", "manual_seed(seed + epoch + rank)")),
+        says="did not deal from one and the same order",
+        loses=ONCE,
+    ),
+    Wrong(
+        "the global generator",
+        attention(("dice = torch.Generator().manual_seed(seed + epoch)",
+                   "dice = torch.manual_seed(seed + epoch)")),
+        says="global generator of torch",
+        loses=SILENT,
+    ),
+    Wrong(
+        "the last step's remainder is left out",
+        attention(("return [parts[rank] for parts in dealt]",
+                   "return [parts[rank] for parts in dealt[:-1]]")),
+        says="None may be left out",
+        loses=ONCE,
+    ),
+    Wrong(
+        "asks the others whether it fits",
+        attention(("    return [parts[rank] for parts in dealt]",
+                   "    dist.all_reduce(torch.tensor(steps), op=dist.ReduceOp.MAX)\n"
+                   "    return [parts[rank] for parts in dealt]")),
+        says="nothing has to be sent",
+        loses=SILENT,
+    ),
+]  # fmt: skip
+RIGHT["04.attention_buckets"] = [
+    (
+        "a heap, and steps of equally many samples",
+        """
+import heapq
+import random
+from itertools import count
+
+
+def attention_buckets(lengths, budgets, epoch, seed):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shuffled = list(range(len(lengths)))
+    random.Random(f"{seed} {epoch}").shuffle(shuffled)
+    totals = sum(lengths), sum(n**2 for n in lengths)
+    for steps in count(max(-(-t // (b * world)) for t, b in zip(totals, budgets))):
+        every = []
+        for step in range(steps):
+            heap = [(0, r, []) for r in range(world)]
+            for i in sorted(shuffled[step::steps], key=lengths.__getitem__, reverse=True):
+                work, r, batch = heap[0]
+                batch.append(i)
+                heapq.heapreplace(heap, (work + lengths[i] ** 2, r, batch))
+            every.append({r: (work, batch) for work, r, batch in heap})
+        batches = [one for step in every for one in step.values()]
+        if all(w <= budgets[1] and sum(lengths[i] for i in b) <= budgets[0] for w, b in batches):
+            return [step[rank][1] for step in every]
+""",
+    ),
+]
+PROMISES["04.attention_buckets"] = {
+    "without padding": (*FEW_STEPS, ""),
+    "no batch is above either budget": (*PAIRS, ""),
+    "Over all ranks and steps each sample comes exactly once": (*ONCE, ""),
+    "All ranks get the same number of batches, none of them empty": (*FEW_STEPS, ""),
+    "In each step no rank takes more than 1.05 times": (*EQUAL_PAIRS, ""),
+    "Every rank works out its own batches, and nothing is sent": (*SILENT, ""),
+    "The same epoch and seed give the same batches again": (*MIXED, ""),
+    "Another epoch or seed mixes the samples anew": (*MIXED, ""),
+    "The global random generators stay as they are": (*SILENT, ""),
+    "all have one length": (*FEW_STEPS, "equal"),
+    "the same on all ranks": (*ONCE, ""),
+    "the most that a batch may have of each": (*TOKENS, ""),
+    "Each sample fits both": (*PAIRS, "equal"),
+    "a list of lists of indices": (*ONCE, ""),
+    "a rank has room for so many tokens": (*TOKENS, ""),
+}
+FEWER = "the search begins with fewer steps, and takes more until all batches fit"
+RING = "the ranks, or the steps, change places"
+FIRST = "one pair more or less, of a million"
+LINE = "`-sum(lengths) // (room * world)`"
+EQUIVALENT["04.attention_buckets"] = {
+    "`seed + epoch` -> `seed - epoch`": "another order, which is as good",
+    "`0` -> `1`": FIRST,
+    "`0` -> `-1`": FIRST,
+    "`groups[before * steps // total]` -> `groups[before * steps // total - 1]`": RING,
+    "`before += pairs[i]` -> `before -= pairs[i]`": RING,
+    "`range(world)` -> `range(world + 1)`": "a part that no rank takes, and that stays empty",
+    "`0` -> `1` (#2)": "loads are only compared with each other",
+    "`0` -> `-1` (#2)": "loads are only compared with each other",
+    "`parts[least]` -> `parts[least - 1]`": RING,
+    "`parts[rank]` -> `parts[rank - 1]`": RING,
+    "`max` -> `min`": FEWER,
+    "`-(-sum(lengths) // (room * world))` -> `-sum(lengths) // (room * world)`": FEWER,
+    "`-(-total // (most * world))` -> `-total // (most * world)`": FEWER,
+    f"{LINE} -> `room * world`": FEWER,
+    f"{LINE} -> `-sum(lengths) % (room * world)`": FEWER,
+    "`-total // (most * world)` -> `most * world`": FEWER,
+    "`-total // (most * world)` -> `-total % (most * world)`": FEWER,
+    "`-sum(lengths)` -> `sum(lengths)`": FEWER,
+    "`-total` -> `total`": FEWER,
+    "`1` -> `2`": "three more steps are allowed, and one or two are enough",
+    "`for parts in dealt` -> [:-1] (#2)": "the last step is above a budget alone only by chance",
+}

@@ -636,3 +636,241 @@ WRONG["07.largest_rate"] += [
         loses=ANY_DELAY,
     ),
 ]
+# ---- 07.update_bound ----
+
+YOUNG = ("no gradient can be older than the bound",)
+BEGINS = ("no worker waits that could begin",)
+QUEUE = ("the first that asked begins first",)
+GONE = ("a worker that has left counts no more",)
+AGE = "self.updates - min(self.pulled.values(), default=self.updates)"
+SUM = "age + len(self.pulled) > self.bound"
+
+
+def updates(*changes):
+    return altered("07.update_bound", *changes)
+
+
+WRONG["07.update_bound"] = [
+    Wrong(
+        "the updates since the pull alone",
+        updates((SUM, "age > self.bound")),
+        "not those that may still come first",
+        YOUNG,
+    ),
+    Wrong(
+        "no more than the bound in flight",
+        updates((SUM, "len(self.pulled) > self.bound")),
+        "grows older while others come and go",
+        YOUNG,
+    ),
+    Wrong(
+        "itself among the others",
+        updates((SUM, "age + len(self.pulled) >= self.bound and self.pulled")),
+        "A worker's own push does not make its gradient older",
+        BEGINS,
+    ),
+    Wrong(
+        "the one that begins is forgotten",
+        updates((SUM, "age + len(self.pulled) - 1 > self.bound")),
+        "is itself one more in flight",
+        YOUNG,
+    ),
+    Wrong(
+        "the newest pull", updates((AGE, AGE.replace("min", "max"))), "not the newest", YOUNG
+    ),
+    Wrong(
+        "the mean of the pulls",
+        updates((AGE, "self.updates - (sum(self.pulled.values()) / len(self.pulled) "
+                      "if self.pulled else self.updates)")),
+        "not the mean",
+        YOUNG,
+    ),
+    Wrong("one at a time", updates((SUM, "self.pulled")), "one worker compute at a time", BEGINS),
+    Wrong("no bound", updates((SUM, "False")), "Every worker begins at once", YOUNG),
+    Wrong(
+        "one for each call",
+        updates(("while self.waiting:", "for _ in self.waiting[:1]:")),
+        "returns one worker at a time",
+        BEGINS,
+    ),
+    Wrong(
+        "all that wait, after one look",
+        updates(
+            ("while self.waiting:", "room = self.bound >= self.updates - min(self.pulled.values(), "
+             "default=self.updates) + len(self.pulled)\n        while self.waiting:"),
+            (SUM, "not room"),
+        ),
+        "each one that begins is in flight for the next",
+        YOUNG,
+    ),
+    Wrong(
+        "the bound on steps",
+        """
+class UpdateBound:
+    def __init__(self, bound):
+        self.bound, self.done, self.waiting = bound, {}, []
+
+    def asks(self, worker):
+        self.done.setdefault(worker, 0)
+        self.waiting.append(worker)
+        return self.begin()
+
+    def pushed(self, worker):
+        self.done[worker] += 1
+        return self.begin()
+
+    def left(self, worker):
+        self.done.pop(worker, None)
+        self.waiting = [other for other in self.waiting if other != worker]
+        return self.begin()
+
+    def begin(self):
+        slowest = min(self.done.values(), default=0)
+        may = [w for w in self.waiting if self.done[w] - slowest <= self.bound]
+        self.waiting = [w for w in self.waiting if w not in may]
+        return may
+""",
+        "task 2's bound, on finished steps",
+        YOUNG,
+    ),
+    Wrong(
+        "a push lets no worker begin",
+        updates(("+= 1\n        return self.begin()", "+= 1\n        return []")),
+        "pushed() returns no worker",
+        BEGINS,
+    ),
+    Wrong("the last that asked", updates(("pop(0)", "pop()")), "asked before it", QUEUE),
+    Wrong(
+        "the lowest number first",
+        updates(("may.append(self.waiting.pop(0))",
+                 "may.append(min(self.waiting))\n            self.waiting.remove(may[-1])")),
+        "asked before it",
+        QUEUE,
+    ),
+    Wrong(
+        "the lost stay in flight",
+        updates(("self.pulled.pop(worker, None)", "pass")),
+        "still counts a worker that has left",
+        GONE,
+    ),
+    Wrong(
+        "a lost gradient is an update",
+        updates(("self.pulled.pop(worker, None)",
+                 "self.updates += self.pulled.pop(worker, None) is not None")),
+        "counts a lost gradient as an update",
+        GONE,
+    ),
+    Wrong(
+        "the lost keep their place in the queue",
+        updates(("self.waiting = [other for other in self.waiting if other != worker]", "pass")),
+        "none that has left since",
+        GONE,
+    ),
+    Wrong(
+        "the lost were computing",
+        updates(("self.pulled.pop(worker, None)", "del self.pulled[worker]")),
+        "raised KeyError",
+        ("lists of workers that wait",),
+    ),
+    Wrong(
+        "a queue for all servers",
+        updates(("class UpdateBound:", "queue = []\n\n\nclass UpdateBound:"),
+                ("self.waiting = []", "self.waiting = queue"),
+                ("self.waiting = [other for other in self.waiting if other != worker]",
+                 "self.waiting[:] = [other for other in self.waiting if other != worker]")),
+        "which does not wait",
+        ("lists of workers that wait",),
+    ),
+    Wrong(
+        "yes or no",
+        updates(("return may", "return bool(may)")),
+        "must return a list of workers",
+        ("lists of workers that wait",),
+    ),
+]  # fmt: skip
+RIGHT["07.update_bound"] = [
+    (
+        "the age that each gradient can still reach",
+        """
+from collections import OrderedDict
+
+
+class UpdateBound:
+    def __init__(self, bound):
+        self.bound, self.worst, self.queue = bound, {}, OrderedDict()
+
+    def asks(self, worker):
+        self.queue[worker] = True
+        return self._go()
+
+    def pushed(self, worker):
+        self.worst.pop(worker)  # an update for the others, and one fewer that can come
+        return self._go()
+
+    def left(self, worker):
+        self.queue.pop(worker, None)
+        if worker in self.worst:
+            del self.worst[worker]
+            self.worst = {other: n - 1 for other, n in self.worst.items()}
+        return self._go()
+
+    def _go(self):
+        begun = set()
+        while self.queue and max([len(self.worst), *(n + 1 for n in self.worst.values())]) <= (
+            self.bound
+        ):
+            worker, _ = self.queue.popitem(last=False)
+            self.worst = {other: n + 1 for other, n in self.worst.items()}
+            self.worst[worker] = len(self.worst)
+            begun.add(worker)
+        return begun
+""",
+    ),
+    (
+        "how many may begin, in one formula",
+        """
+class UpdateBound:
+    def __init__(self, bound):
+        self.bound, self.flying, self.line = bound, [], []  # flying: [worker, age]
+
+    def asks(self, worker):
+        self.line += [worker]
+        return self.answer()
+
+    def pushed(self, worker):
+        self.flying = [[w, age + 1] for w, age in self.flying if w != worker]
+        return self.answer()
+
+    def left(self, worker):
+        self.flying = [[w, age] for w, age in self.flying if w != worker]
+        if worker in self.line:
+            self.line.remove(worker)
+        return self.answer()
+
+    def answer(self):
+        oldest = max((age for _, age in self.flying), default=0)
+        room = max(0, self.bound + 1 - oldest - len(self.flying))
+        go, self.line = self.line[:room], self.line[room:]
+        self.flying += [[w, 0] for w in go]
+        return go[::-1]
+""",
+    ),
+]
+PROMISES["07.update_bound"] = {
+    "no gradient may be more than `bound` updates old": (*YOUNG, ""),
+    "so that no gradient is too old": (*YOUNG, ""),
+    "A helper for all three, optional": None,
+    "No rank knows how long a step takes": (*YOUNG, ""),
+    "no worker waits that could begin": (*BEGINS, ""),
+    "the one that asked first begins first": (*QUEUE, "left"),
+    "and `left(worker)` when a worker is lost": (*GONE, "left"),
+    "Every push is one update": (*BEGINS, ""),
+    "A worker that has pushed or left may ask again at any time": (*GONE, "left"),
+    "it pulls and computes, and is *in flight*": None,
+    "Each call returns the workers that begin now": ("lists of workers that wait", ""),
+    "Two servers know nothing of each other": ("lists of workers that wait", ""),
+}
+EQUIVALENT["07.update_bound"] = {
+    "`0` -> `1`": COUNTS,
+    "`0` -> `-1`": COUNTS,
+}

@@ -593,4 +593,217 @@ STOP_TOGETHER = Task(
     "signal) must be one decision of all.",
 )
 
-TASKS = [TOKEN_BUCKETS, WORK_QUEUE, STOP_TOGETHER]
+# -- 04.attention_buckets --------------------------------------------------------------------------
+
+MORE_STEPS = 3
+LONG = 10  # of so many samples one is long: a deal by tokens is not one by pairs
+ROOMS = ((1.1, 1.6), (1.6, 1.002), (1.15, 1.1))  # for tokens and pairs, of what steps need
+
+# The judges of 04.token_buckets look at these calls, too: their budget is a pair here.
+
+
+def _attention_cases(rng: torch.Generator) -> list[Case]:
+    def case(world: int, samples: int, steps: int) -> Case:
+        lengths = torch.randint(60, 140, (samples,), generator=rng).tolist()
+        if world == 1:
+            lengths = (torch.randperm(600, generator=rng)[:samples] + 20).tolist()
+        else:
+            lengths[::LONG] = torch.randint(450, 550, (samples // LONG,), generator=rng).tolist()
+        seed = int(torch.randint(1000, (), generator=rng))
+        fewer = lengths[: samples * 3 // 4]
+
+        def budgets(of: list[int], steps: int, rooms: tuple[float, float]) -> list[int]:
+            return [int(r * n / (world * steps)) + 1
+                    for r, n in zip(rooms, (sum(of), _pairs_in(of)), strict=True)]  # fmt: skip
+
+        scarce = [budgets(lengths, steps, rooms) for rooms in ROOMS]
+        calls = [[lengths, scarce[0], epoch, seed] for epoch in (*EPOCHS, 0)]
+        calls.append([lengths, scarce[0], 0, seed + 1000])
+        calls += [[lengths, other, 0, seed] for other in scarce[1:]]
+        calls += [[lengths, [scarce[0][0] * 2, scarce[0][1]], 0, seed],
+                  [lengths, [scarce[1][0], scarce[1][1] * 2], 0, seed]]  # fmt: skip
+        calls.append([lengths[::-1], scarce[1], 1, seed])
+        calls.append([lengths, [5 * budget for budget in scarce[2]], 0, seed])
+        calls.append([fewer, budgets(fewer, steps - 1, ROOMS[1]), 2, seed])
+        return Case(f"{world_name(world)}, {samples} samples", [{"calls": calls}] * world)
+
+    def equal(world: int, steps: int, each: int) -> Case:
+        budgets = [[7 * each, 49 * each], [7 * each, 490 * each], [70 * each, 49 * each]]
+        budgets += [
+            [7 * each + 5, 490 * each],
+            [70 * each, 49 * each + 40],
+            [70 * each, 490 * each],
+        ]  # not quite one more
+        calls = [[[7] * (world * steps * each), pair, 1, 3] for pair in budgets]
+        says = f"{world_name(world)}, all of one length"
+        return Case(says, [{"calls": calls}] * world, "equal")
+
+    return [case(3, 500, 4), case(4, 660, 4), case(2, 340, 4), case(1, 170, 4),
+            equal(3, 5, 2), equal(4, 2, 1)]  # fmt: skip
+
+
+def _pairs_in(lengths: Sequence[int]) -> int:
+    """The pairs of tokens that attention compares."""
+    return sum(n * n for n in lengths)
+
+
+def _of_batches(batches: Batches, lengths: list[int]) -> list[list[list[int]]]:
+    """By rank and step, the lengths of the samples."""
+    return [[[lengths[i] for i in batch] for batch in mine] for mine in batches]
+
+
+def _once_together(seen: Observed) -> str | None:
+    if not (wrong := _once(seen)):
+        return None
+    uneven: dict[int, list[int]] = {}
+    for call in range(len(seen.case.inputs[0]["calls"])):
+        batches = _batches(seen, call)
+        if isinstance(batches, str):
+            return wrong
+        counts = [len(mine) for mine in batches]
+        if _missing(batches, seen, call):
+            if len(set(counts)) == 1:
+                return wrong
+            uneven[call] = counts
+    for call, counts in uneven.items():
+        return (
+            f"Epoch {seen.case.inputs[0]['calls'][call][2]}: samples never came, because the "
+            f"ranks chose {', '.join(map(str, counts))} steps. A rank has to look at the batches "
+            "of all ranks, so that all choose the same number."
+        )
+    return wrong
+
+
+def _missing(batches: Batches, seen: Observed, call: int) -> set[int]:
+    samples = len(seen.case.inputs[0]["calls"][call][0])
+    return set(range(samples)) - set(chain(*chain(*batches)))
+
+
+@_each_call
+def _few_steps(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
+    counts, world = [len(mine) for mine in batches], len(batches)
+    if len(set(counts)) > 1:
+        return (
+            f"the ranks have {', '.join(map(str, counts))} batches. A rank that has one more waits "
+            "in it for ever."
+        )
+    tokens, pairs = budgets
+    by_tokens = -(-sum(lengths) // (world * tokens))
+    by_pairs = -(-_pairs_in(lengths) // (world * pairs))
+    fewest = max(by_tokens, by_pairs)
+    if counts[0] <= fewest + MORE_STEPS:
+        empty = [(rank, mine.index([])) for rank, mine in enumerate(batches) if [] in mine]
+        return f"rank {empty[0][0]} has nothing in step {empty[0][1]}." if empty else None
+    every = [batch for batch in chain(*_of_batches(batches, lengths)) if batch]
+    why = ""
+    if all(sum(batch) ** 2 <= pairs for batch in every):
+        why = (
+            " The squares of the batches' sums are within the budget: a token is compared with "
+            "those of its own sample, so square first, then add."
+        )
+    elif sum(max(batch) < 2 * min(batch) for batch in every) > len(every) / 2:
+        why = " Batches of like samples use up one budget and leave the other: shuffle first."
+    elif all(len(batch) * max(batch) ** 2 <= pairs for batch in every):
+        why = " Nothing is padded here: each sample counts with its own length."
+    elif counts[0] >= max(sum(lengths) // tokens, _pairs_in(lengths) // pairs):
+        why = " The budgets are those of one rank, not of all."
+    return (
+        f"each rank has {counts[0]} batches. All tokens would fill {by_tokens} and all pairs "
+        f"{by_pairs}; {fewest + MORE_STEPS} are allowed.{why}"
+    )
+
+
+def _below(which: int, word: str) -> Callable[[Observed], str | None]:
+    """Whether no batch has more than the budget: of tokens (0) or of pairs (1)."""
+
+    @_each_call
+    def judge(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
+        totals = [sum(lengths), _pairs_in(lengths)]
+        fewest = max(-(-n // (len(batches) * b)) for n, b in zip(totals, budgets, strict=True))
+        for rank, mine in enumerate(_of_batches(batches, lengths)):
+            for step, batch in enumerate(mine):
+                used = _pairs_in(batch) if which else sum(batch)
+                if used <= budgets[which]:
+                    continue
+                more = (
+                    " What fits on the mean rank does not fit on the fullest: look at it, and take "
+                    "one step more."
+                    if len(mine) == fewest
+                    else ""
+                )
+                return (
+                    f"in step {step} rank {rank} has {used:,} {word}, and {budgets[which]:,} are "
+                    f"allowed.{more}"
+                )
+        return None
+
+    return judge
+
+
+@_each_call
+def _equal_pairs(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
+    if len({len(mine) for mine in batches}) > 1:
+        return "steps are compared when all ranks have as many batches."
+    world, steps = len(batches), list(zip(*_of_batches(batches, lengths), strict=True))
+    pairs = [[_pairs_in(batch) for batch in ranks] for ranks in steps]
+    for step, used in enumerate(pairs):
+        most, mean = max(used), sum(used) / world
+        if most > EQUAL * mean:
+            return (
+                f"in step {step} rank {used.index(most)} compares {most:,} pairs, "
+                f"{most / mean:.2f} times the mean{_unequal(steps, pairs)}"
+            )
+    return None
+
+
+def _unequal(steps: list[Any], pairs: list[list[int]]) -> str:
+    """What was dealt equally where the pairs were not."""
+    world = len(pairs[0])
+    if all(max(map(len, ranks)) - min(map(len, ranks)) <= 1 for ranks in steps):
+        return ". All ranks have as many samples; but it is pairs that take time."
+    tokens = [[sum(batch) for batch in ranks] for ranks in steps]
+    if all(max(used) <= EQUAL * sum(used) / world for used in tokens):
+        return (
+            ". The tokens are dealt out equally; but a token of a long sample takes longer than "
+            "one of a short sample."
+        )
+    over = [sum(used) for used in zip(*pairs, strict=True)]
+    if max(over) <= EQUAL * sum(over) / world:
+        return (
+            ". Over the epoch the ranks have equal work, step by step they do not; and in each "
+            "step the fastest waits for the slowest."
+        )
+    return ": the others wait for it."
+
+
+ATTENTION_BUCKETS = Task(
+    id="04.attention_buckets",
+    title="When attention takes the time",
+    answer="attention_buckets",
+    job="lesson04.token_buckets",
+    minutes=15,
+    cases=_attention_cases,
+    criteria=(
+        Criterion("each sample once, on one rank", 1, _once_together),
+        Criterion("as many batches on each rank, and few", 1, _few_steps),
+        Criterion("room for the tokens of each batch", 1, _below(0, "tokens")),
+        Criterion("no batch above the budget of pairs", 1, _below(1, "pairs")),
+        Criterion("in a step about as many pairs on each rank", 2, _equal_pairs),
+        Criterion("other batches in another epoch", 1, _mixed, on=("",)),
+        Criterion("nothing sent, nothing changed", 1, _no_trace),
+    ),
+    hints=(
+        "Two batches have 1,000 tokens each: one sample, or ten. Which one takes longer, and by "
+        "what factor?",
+        "Which of the two quantities decides who waits? Deal by that one. The other is a limit "
+        "that the finished deal has to keep.",
+        "Take task 1's deal with n * n in place of n: for the cut into steps, for the order, and "
+        "for the least busy rank. Begin with the larger of the two numbers of steps. While a "
+        "batch breaks either budget, deal again with one step more.",
+    ),
+    debrief="Real time lies between the two: the layers' matrices take time by tokens, attention "
+    "by pairs, and the second wins only for long samples. Trainers with very long texts deal by "
+    "such a sum, or cut one sample over several ranks (context parallelism).",
+)
+
+TASKS = [TOKEN_BUCKETS, WORK_QUEUE, STOP_TOGETHER, ATTENTION_BUCKETS]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -84,3 +85,59 @@ def largest_rate(answer: Callable[..., Any], *, questions: list[dict[str, Any]])
     """questions: the keyword arguments of one call each."""
     kept = Kept(questions=questions)
     return {"rates": [answer(**question) for question in questions], "changed": kept.changed()}
+
+
+def update_bound(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """runs: of each server the "bound", and its "workers", see `_serve`. The servers are made
+    before the first is called, and then called in turn.
+    """
+    servers = [answer(run["bound"]) for run in runs]
+    logs: list[list[list[Any]]] = [[] for _ in runs]
+    open_runs = [_serve(server, **run) for server, run in zip(servers, runs, strict=True)]
+    for calls in zip_longest(*open_runs):
+        for log, call in zip(logs, calls, strict=True):
+            if call is not None:
+                log.append(call)
+    return {"logs": logs}
+
+
+def _serve(server: Any, bound: int, workers: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Workers in a time of their own; yields [what was called, for which worker, the answer].
+
+    workers: of each its "name", when it first asks ("starts"), the "seconds" of each of its steps,
+    the time from a push until it asks again ("idle"), and "lost": when it leaves, and when it asks
+    again, or None.
+    """
+    by_name = {worker["name"]: worker for worker in workers}
+    seconds = {name: list(worker["seconds"]) for name, worker in by_name.items()}
+    lives = dict.fromkeys(by_name, 0)  # a worker that was lost has plans that no longer hold
+    events = [(worker["starts"], name, "asks", 0) for name, worker in by_name.items()]
+    for name, worker in by_name.items():
+        for life, (leaves, returns) in enumerate(worker["lost"]):
+            events.append((leaves, name, "left", life))
+            if returns is not None:
+                events.append((returns, name, "asks", life + 1))
+    heapq.heapify(events)
+    waiting: set[int] = set()
+    while events:
+        now, name, what, life = heapq.heappop(events)
+        if life != lives[name]:
+            continue
+        if what == "asks" and not seconds[name]:
+            what = "left"
+        if what == "asks":
+            waiting.add(name)
+        elif what == "left":
+            waiting.discard(name)
+            lives[name] += 1
+        else:
+            again = now + by_name[name]["idle"]
+            heapq.heappush(events, (again, name, "asks", life))
+        answered = getattr(server, what)(name)
+        answered = list(answered) if isinstance(answered, list | tuple | set) else answered
+        yield [what, name, answered]
+        for other in answered if isinstance(answered, list) else ():
+            if type(other) is int and other in waiting:
+                waiting.discard(other)
+                lasts = seconds[other].pop(0)
+                heapq.heappush(events, (now + lasts, other, "pushed", lives[other]))

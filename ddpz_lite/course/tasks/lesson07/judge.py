@@ -563,4 +563,305 @@ LARGEST_RATE = Task(
     "workers, or divide it by the staleness of each gradient (Zhang et al. 2016).",
 )
 
-TASKS = [SHARDED, BOUNDED, LARGEST_RATE]
+# -- 07.update_bound -------------------------------------------------------------------------------
+
+Speed = tuple[int, int]  # the least and the greatest length of a step
+Lost = tuple[int, int, int | None]  # which worker, when, and when it asks again
+
+
+def _update_cases(rng: torch.Generator) -> list[Case]:
+    def run(bound: int, *speeds: Speed, lost: tuple[Lost, ...] = (), idle: int = 0) -> dict:
+        names = torch.randperm(90, generator=rng)[: len(speeds)].tolist()
+        workers = [
+            {
+                "name": name,
+                "starts": place,
+                "seconds": torch.randint(low, high, (14,), generator=rng).tolist(),
+                "idle": idle + int(torch.randint(1, 40, (), generator=rng)),
+                "lost": [[leaves, again] for who, leaves, again in lost if who == place],
+            }
+            for place, (name, (low, high)) in enumerate(zip(names, speeds, strict=True))
+        ]
+        return {"bound": bound, "workers": workers}
+
+    def case(says: str, *runs: dict, kind: str = "") -> Case:
+        return Case(says, [{"runs": list(runs)}], kind)
+
+    fast, slow, wild = (90, 130), (700, 800), (50, 500)
+    return [
+        case("4 workers, one slow, bounds 5 and 2", run(5, slow, fast, fast, fast),
+             run(2, slow, fast, fast, fast)),
+        case("bounds 0 to 8", run(0, wild, wild, wild), run(1, wild, wild, wild),
+             run(2, *[wild] * 4), run(3, fast, slow, fast, fast), run(8, *[wild] * 6)),
+        case("1 and 2 workers", run(0, fast), run(4, fast), run(1, fast, slow), run(3, slow, fast)),
+        case("a bound that holds nobody", run(500, wild, slow, fast, fast, fast)),
+        case("a slow worker leaves while it computes",
+             run(4, slow, fast, fast, fast, lost=((0, 600, None),)),
+             run(2, slow, slow, fast, lost=((0, 300, None), (1, 900, None))), kind="left"),
+        case("workers leave while they wait",
+             run(0, slow, fast, wild, fast, lost=((1, 400, None), (2, 900, None))),
+             run(1, slow, fast, fast, fast, lost=((2, 450, None), (3, 500, 1100))), kind="left"),
+        case("workers leave and come back",
+             run(3, slow, fast, fast, wild, lost=((0, 350, 600), (2, 700, 1000))),
+             run(2, slow, fast, wild, lost=((0, 400, 410), (0, 650, 990))), kind="left"),
+        case("a worker leaves between two steps",
+             run(9, fast, wild, fast, lost=((0, 250, 900),), idle=200), kind="left"),
+        case("all leave", run(1, wild, wild, wild, lost=((0, 900, None), (1, 905, None),
+                                                         (2, 910, 2000))), kind="left"),
+    ]  # fmt: skip
+
+
+class _Server:
+    """The server that is asked for; or one with a mistake.
+
+    stale: what is held against the bound before a worker begins, from the ages of the gradients in
+    flight. at_once: it is asked once for all that wait. silent: which calls return no worker.
+    """
+
+    def __init__(
+        self,
+        bound: int,
+        *,
+        stale: Callable[[list[int]], float] = lambda ages: max(ages, default=0) + len(ages),
+        at_once: bool = False,
+        most: int = 1 << 30,
+        caller: bool = False,
+        silent: tuple[str, ...] = (),
+        lands: bool = False,
+        stays: bool = False,
+    ) -> None:
+        self.bound, self.stale, self.at_once, self.most = bound, stale, at_once, most
+        self.caller, self.silent, self.lands, self.stays = caller, silent, lands, stays
+        self.updates = 0
+        self.pulled: dict[int, int] = {}
+        self.waiting: list[int] = []
+
+    def call(self, what: str, worker: int) -> list[int]:
+        if what == "asks":
+            self.waiting = [worker] if self.caller else [*self.waiting, worker]
+        elif what == "pushed":
+            self.updates += self.pulled.pop(worker, None) is not None
+        else:
+            self.waiting = [other for other in self.waiting if other != worker]
+            if worker in self.pulled and not self.stays:
+                del self.pulled[worker]
+                self.updates += self.lands
+        if what in self.silent:
+            return []
+        begin: list[int] = []
+        before = self._measured()
+        while self.waiting and len(begin) < self.most:
+            if (before if self.at_once else self._measured()) > self.bound:
+                break
+            begin.append(self.waiting.pop(0))
+            self.pulled[begin[-1]] = self.updates
+        return begin
+
+    def _measured(self) -> float:
+        return self.stale([self.updates - at for at in self.pulled.values()])
+
+
+class _Steps:
+    """The bound of task 2, on the steps that each worker has finished."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.done: dict[int, int] = {}
+        self.waiting: list[int] = []
+
+    def call(self, what: str, worker: int) -> list[int]:
+        if what == "asks":
+            self.done.setdefault(worker, 0)
+            self.waiting.append(worker)
+        elif what == "pushed":
+            self.done[worker] += 1
+        else:
+            self.done.pop(worker, None)
+            self.waiting = [other for other in self.waiting if other != worker]
+        slowest = min(self.done.values(), default=0)
+        begin = [w for w in self.waiting if self.done[w] - slowest <= self.bound]
+        self.waiting = [w for w in self.waiting if w not in begin]
+        return begin
+
+
+def _server(**options: Any) -> Callable[[int], _Server]:
+    return lambda bound: _Server(bound, **options)
+
+
+SERVERS: dict[str, Callable[[int], Any]] = {
+    "That is task 2's bound, on finished steps. A gradient grows older with every update, and a "
+    "slow worker's step sees many.": _Steps,
+    "It counts a lost gradient as an update; it never arrives, and changes no weight.": _server(
+        lands=True
+    ),
+    "It still counts a worker that has left as one in flight.": _server(stays=True),
+    "left() returns no worker: with one fewer in flight others may begin.": _server(
+        silent=("left",)
+    ),
+    "Every worker begins at once: hold some back.": _server(stale=lambda ages: -1),
+    "It lets one worker compute at a time, whatever the bound is.": _server(
+        stale=lambda ages: 0 if not ages else 1 << 30
+    ),
+    "It counts the updates since a pull, and not those that may still come first: each other "
+    "worker in flight can push before.": _server(stale=lambda ages: max(ages, default=0)),
+    "It counts who is in flight, and not the updates since their pulls: a slow worker's gradient "
+    "grows older while others come and go.": _server(stale=len),
+    "A worker's own push does not make its gradient older: count only the others.": _server(
+        stale=lambda ages: max(ages, default=0) + len(ages) + 1
+    ),
+    "The worker that begins is itself one more in flight for all the others.": _server(
+        stale=lambda ages: max(ages, default=0) + len(ages) - 1
+    ),
+    "The oldest gradient in flight decides, not the newest.": _server(
+        stale=lambda ages: min(ages, default=0) + len(ages)
+    ),
+    "The oldest gradient in flight decides, not the mean.": _server(
+        stale=lambda ages: sum(ages) / max(1, len(ages)) + len(ages)
+    ),
+    "It looks once and lets all go: each one that begins is in flight for the next.": _server(
+        at_once=True
+    ),
+    "It returns one worker at a time, where several may begin.": _server(most=1),
+    "It forgets who waits: a later call has to return them.": _server(
+        caller=True, silent=("pushed", "left")
+    ),
+    "pushed() returns no worker: the oldest gradient may have arrived, so others may begin.": (
+        _server(silent=("pushed",))
+    ),
+}
+
+
+def _named_server(runs: list[tuple[int, list[list[Any]]]], place: int, until: int) -> str | None:
+    """The mistake that gives all answers of all runs, else those of run `place`, else its first."""
+    bound, log = runs[place]
+    for some in (runs, [(bound, log)], [(bound, log[: until + 1])]):
+        for words, made in SERVERS.items():
+            if all(_answers_of(made(limit), part) for limit, part in some):
+                return words
+    return None
+
+
+def _answers_of(server: Any, log: list[list[Any]]) -> bool:
+    """Whether the log has this server's answers."""
+    return all(
+        type(answered) is list
+        and all(type(w) is int for w in answered)
+        and sorted(server.call(what, worker)) == sorted(answered)
+        for what, worker, answered in log
+    )
+
+
+def _update_judge(kinds: tuple[str, ...]) -> Callable[[Observed], str | None]:
+    """The first thing of these kinds that is wrong in a log: "form", "old", "held", "order"."""
+
+    def judge(seen: Observed) -> str | None:
+        bounds = [run["bound"] for run in seen.case.inputs[0]["runs"]]
+        runs = list(zip(bounds, seen.data[0]["logs"], strict=True))
+        for which, (bound, log) in enumerate(runs):
+            for place, kind, sentence in _update_faults(bound, log):
+                if kind in kinds:
+                    named = kind in ("old", "held") and _named_server(runs, which, place)
+                    return f"Bound {bound}: {sentence} {named or ''}".strip()
+        return None
+
+    return judge
+
+
+def _update_faults(bound: int, log: list[list[Any]]):
+    """(place in the log, kind, sentence) of each fault."""
+    updates, pulled, waiting = 0, {}, []  # pulled: of each in flight, the updates before its pull
+    for place, (what, worker, answered) in enumerate(log):
+        if what == "asks":
+            waiting.append(worker)
+        elif what == "pushed":
+            pulled.pop(worker, None)
+            updates += 1
+        else:
+            pulled.pop(worker, None)
+            waiting = [other for other in waiting if other != worker]
+        call = f"{what}({worker})"
+        if wrong := _not_waiting(answered, call, waiting):
+            yield place, "form", wrong
+            return
+        for other in answered:
+            passed = [w for w in waiting[: waiting.index(other)] if w not in answered]
+            if passed:
+                yield (
+                    place,
+                    "order",
+                    f"{call} lets worker {other} begin, and worker {passed[0]} asked before it.",
+                )
+        waiting = [other for other in waiting if other not in answered]
+        pulled |= dict.fromkeys(answered, updates)
+        oldest = min(pulled, key=pulled.__getitem__, default=None)
+        age = 0 if oldest is None else updates - pulled[oldest]
+        if answered and age + len(pulled) - 1 > bound:
+            yield (
+                place,
+                "old",
+                f"after {call} worker {oldest} is in flight, pulled {_updates(age)} ago, and may "
+                f"push after all {len(pulled) - 1} others in flight: then its gradient is "
+                f"{_updates(age + len(pulled) - 1)} old.",
+            )
+        if waiting and age + len(pulled) <= bound:
+            yield (
+                place,
+                "held",
+                f"after {call} worker {waiting[0]} waits, with {len(pulled)} in flight and the "
+                f"oldest pull {_updates(age)} ago. If it began, no gradient could get more than "
+                f"{_updates(age + len(pulled))} old.",
+            )
+
+
+def _updates(count: int) -> str:
+    return f"{count} update{'' if count == 1 else 's'}"
+
+
+def _not_waiting(answered: Any, call: str, waiting: list[int]) -> str | None:
+    if type(answered) is not list:
+        return f"{call} must return a list of workers, not {answered!r}."
+    for other in answered:
+        if type(other) is not int:
+            return f"{call} returned {other!r}; a worker is the number that asked."
+        if other not in waiting or answered.count(other) > 1:
+            return (
+                f"{call} returned worker {other}, which does not wait: return a worker once for "
+                "each time that it asks, and none that has left since."
+            )
+    return None
+
+
+UPDATE_BOUND = Task(
+    id="07.update_bound",
+    title="A bound in updates",
+    answer="UpdateBound",
+    job="lesson07.update_bound",
+    minutes=15,
+    cases=_update_cases,
+    criteria=(
+        Criterion("lists of workers that wait", 1, _update_judge(("form",)), on=("",)),
+        Criterion("no gradient can be older than the bound", 2, _update_judge(("old",)), on=("",)),
+        Criterion("no worker waits that could begin", 2, _update_judge(("held",)), on=("",)),
+        Criterion("the first that asked begins first", 1, _update_judge(("order",))),
+        Criterion(
+            "a worker that has left counts no more",
+            2,
+            _update_judge(("form", "old", "held")),
+            on=("left",),
+        ),
+    ),
+    hints=(
+        "Four workers have just pulled the same weights. How old can the gradient of the last one "
+        "to push be, before a worker pulls again?",
+        "For each worker in flight, two things add up: the updates since its pull, and the workers "
+        "that may push before it. What does a push change in that sum, and what does a pull?",
+        "Keep updates, {worker: updates at its pull}, and a queue. After each call, while a worker "
+        "waits and (updates - oldest pull) + (workers in flight) <= bound: the first in the queue "
+        "begins.",
+    ),
+    debrief="Bounds on clocks (task 2) are cheaper to keep; this one is what proofs about delayed "
+    "gradients assume. Note its price: one slow worker holds all others back after `bound` "
+    "updates.",
+)
+
+TASKS = [SHARDED, BOUNDED, LARGEST_RATE, UPDATE_BOUND]

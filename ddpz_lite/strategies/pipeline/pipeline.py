@@ -3,7 +3,7 @@
 Stage s sends its output to s + 1, and gets the gradient of it back: nothing else is sent, but for
 the gradient of a parameter that two stages share. In which order a rank runs the forwards (F) and
 backwards (B, and W where backward is split) of its micro-batches is a schedule, and a schedule is
-data: see `schedules`. `pipeline_messages` derives from it who sends what to whom.
+data: see `schedules`. `messages` derives from it who sends what to whom.
 
 [Note: all ranks first] NCCL opens a group in its first call, which all ranks must make. A message
 between two of them would wait for the others.

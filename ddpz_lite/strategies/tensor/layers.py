@@ -6,7 +6,7 @@ A pair of layers, the first cut by columns, the second by rows, needs one sum ov
 
 The activation works element by element, so it may come between; after a row-cut layer it may not,
 because there each rank has only a part of a sum. So attention and MLP call one all-reduce forward
-and one backward each, of the size of their input (f and g in `tensor_functions`). What is not cut
+and one backward each, of the size of their input (f and g in `functions`). What is not cut
 (norms, embeddings, head, the bias of a row-cut layer) is the same on all ranks, and so is its
 gradient.
 
@@ -148,7 +148,7 @@ def tensor_parallel(
             this rank's logits (B, T, V / t), for `vocabulary_loss`.
 
     Dropout masks agree where all ranks have the same activation, and differ where each has its own
-    heads or tokens; see `tensor_masks`. All ranks of the group get one seed for that.
+    heads or tokens; see `masks`. All ranks of the group get one seed for that.
 
     Raises ValueError if the ranks do not divide the heads or the vocabulary, for a GPT on the meta
     device, for one that is cut already, and for layers that `check_layer` refuses.

@@ -152,6 +152,11 @@ def _author_commands(commands) -> None:
         "ddpz author 12",
     )
     author.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
+    author.add_argument(
+        "--proofs",
+        action="store_true",
+        help="run it: each proof must fail under the counterfactual that its metadata name",
+    )
 
 
 def _exercise_commands(commands) -> None:

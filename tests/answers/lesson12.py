@@ -557,7 +557,7 @@ PROMISES = {
     "12.agree_on_overflow": {
         "may hold an inf or a nan": (*STEP, ""),
         "every rank unscales its own": (*STEP, ""),
-        "the norm of the whole gradient, of all ranks together": (*STEP, ""),
+        "norm of the full gradient, of all ranks together": (*STEP, ""),
         "no weight and no optimizer state changes": (*STEP, ""),
         "The scale halves after an overflow and doubles after `interval` good steps in a row": (
             *SCALE,

@@ -16,8 +16,9 @@ HEAD = """\
 
 Which option of FSDP2, DeepSpeed and Megatron-LM is which of ours.
 
-{run} rows are **run**: for each a test starts ranks and asserts the sentence on the installed torch. The names of DeepSpeed
-and Megatron-LM were **read in their sources** on {read}, and are not run here. An empty field says that we found none.
+{run} rows are **run**: for each a test starts ranks and asserts the sentence on the installed
+torch. The names of DeepSpeed and Megatron-LM were **read in their sources** on {read}, and are not
+run here. An empty field says that we found none.
 
 """
 

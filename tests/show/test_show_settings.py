@@ -38,9 +38,7 @@ def test_the_version_of_torch_is_the_one_that_is_locked():
 
 
 def test_names_of_deepspeed_are_keys_that_it_reads():
-    for name in (
-        name for row in ROWS for name in row["DeepSpeed"] if name not in CODE
-    ):
+    for name in (name for row in ROWS for name in row["DeepSpeed"] if name not in CODE):
         outer, _, inner = name.partition(".")
         config = {outer: {inner: 1}} if inner else {outer: 1}
         assert set(settings.fate(config).values()) == {"read"}, name

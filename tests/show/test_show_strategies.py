@@ -39,7 +39,9 @@ def test_a_flat_ring_waits_for_more_hops():
 
 
 def test_one_node_sends_nothing_to_other_nodes():
-    assert all(spent(setting(nodes=1), name)["inter-node"] == 0 for name in ("DDP", "ZeRO-1", "ZeRO-3"))
+    assert all(
+        spent(setting(nodes=1), name)["inter-node"] == 0 for name in ("DDP", "ZeRO-1", "ZeRO-3")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The lessons of the course, as the folder and the notebooks' own metadata say.
 
 A lesson is `lessons/NN_name.ipynb`; its second and third notebook, where it has them, are
-`NNb_name.ipynb` and `NNc_name.ipynb`. What is not written yet stands in `lessons/plan.json`, next to the names of the groups and the addresses
-of the course.
+`NNb_name.ipynb` and `NNc_name.ipynb`. What is not written yet stands in `lessons/plan.json`, next
+to the names of the groups and the addresses of the course.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def read(root: Path) -> Course:
 def _lesson(path: Path) -> Lesson:
     where = f"lessons/{path.name}"
     if not NAME.fullmatch(path.name):
-        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, NNb_name.ipynb or NNc_name.ipynb.")
+        raise Incomplete(
+            f"{where}: the name of a lesson is NN_name.ipynb, NNb_name.ipynb or NNc_name.ipynb."
+        )
     fields = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
     wanted = ["title", "learn", "makes", "minutes", "difficulty", "needs", "can_do"]
     wanted += ["second"] if is_further(number_of(path)) else []

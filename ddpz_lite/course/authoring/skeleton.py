@@ -163,7 +163,11 @@ def _solution(names: Names) -> nbformat.NotebookNode:
 
 
 def _notebook(cells: list, facts: dict) -> nbformat.NotebookNode:
-    metadata = {"ddpz": facts, "kernelspec": catalogue.KERNELSPEC, "language_info": {"name": "python"}}
+    metadata = {
+        "ddpz": facts,
+        "kernelspec": catalogue.KERNELSPEC,
+        "language_info": {"name": "python"},
+    }
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
 
 

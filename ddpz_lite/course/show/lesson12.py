@@ -1,7 +1,7 @@
 """Strategies on a mesh of nodes: what crosses the slow link, and which one to choose.
 
     mesh_groups(groups)           the ranks of two nodes, and who talks to whom in which group
-    link_bytes(table, network)    intra-node and inter-node bytes of measured strategies, and seconds
+    link_bytes(table, network)    intra- and inter-node bytes of measured strategies, and seconds
     chosen(setting)               the strategy that is fastest among those that fit, and why
     chooser()                     the same with sliders
 
@@ -221,9 +221,7 @@ def chooser() -> None:
 
 def seconds_of_bytes(sent: Mapping[str, float], network: Any) -> float:
     """Bytes divided by the bandwidth of their link, without latency."""
-    return (
-        sent["intra-node"] / network.bandwidth + sent["inter-node"] / network.inter_bandwidth
-    )
+    return sent["intra-node"] / network.bandwidth + sent["inter-node"] / network.inter_bandwidth
 
 
 def mesh_groups(groups: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -249,7 +247,7 @@ def mesh_groups(groups: Sequence[Sequence[Sequence[int]]]) -> None:
                     FancyArrowPatch(
                         *ends, arrowstyle="<|-|>", mutation_scale=14, color=look.color,
                         linewidth=2.4, linestyle="-" if kind == 0 else (0, (4, 2)),
-                        shrinkA=30 - 12 * kind, shrinkB=30 - 12 * kind, label=name if (a, b) == pairs[0] else None,
+                        shrinkA=30 - 12 * kind, shrinkB=30 - 12 * kind,
                     )
                 )  # fmt: skip
                 middle = [sum(pair) / 2 for pair in zip(*ends, strict=True)]

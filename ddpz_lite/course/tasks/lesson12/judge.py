@@ -530,8 +530,8 @@ HYBRID = Task(
         ),
     ),
     hints=(
-        "Draw the ranks as a table with a node in each row. Which ranks exchange weights, and which "
-        "hold the same shard?",
+        "Draw the ranks as a table with a node in each row. Which ranks exchange weights, and "
+        "which hold the same shard?",
         "Two kinds of groups: rows and columns. Reduce-scatter in the row, then a message in the "
         "column that is G times smaller.",
         "mesh = init_device_mesh('cpu', (world // node, node)); row, column = mesh.get_group(1), "
@@ -539,8 +539,8 @@ HYBRID = Task(
         "shard -= lr * mean. gather: all_gather(row), without the padding.",
     ),
     debrief="FSDP2 does this on a 2-D mesh (HSDP), DeepSpeed as MiCS, and Megatron by "
-    "--num-distributed-optimizer-instances. ZeRO++'s hpZ is less: it keeps backward's gather inside "
-    "the node, and forward's gather and the reduction still cross nodes.",
+    "--num-distributed-optimizer-instances. ZeRO++'s hpZ is less: it keeps backward's gather "
+    "inside the node, and forward's gather and the reduction still cross nodes.",
 )
 
 # -- 12.int8_gather --------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpz_lite.course.authoring.glossary import entries
 from ddpz_lite.course.gym import bank, listings
 from ddpz_lite.course.gym.bank import BadCard, cards, collect, sources, topics
 
+ROOT = Path(__file__).resolve().parents[2]
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 GOOD = {"ask": "a?", "say": "b.", "ask_zh": "甲?", "say_zh": "乙。", "sources": []}
 HEAD = {"title": "T", "title_zh": "题"}
@@ -48,6 +50,44 @@ def test_every_card_and_topic_is_in_both_languages():
         assert not CHINESE.search(words.en) and words.zh, key
 
 
+OTHER_WORDS = {  # of the Chinese texts: a word beside the glossary's own for the same thing
+    "规约": "归约",
+    "归约散播": "归约散射",
+    "集合点": "汇合（rendezvous）",
+    "重新集合": "汇合（rendezvous）",
+    "聚齐": "全收集",
+    "剖析": "性能分析",
+    "脑浮点": "bfloat16 格式（BF16）",
+    "平均无故障": "平均故障间隔",
+    "梯度截断": "梯度裁剪",
+    "掉队节点": "掉队者",
+    "人人": "每个 rank",
+    "无声的": "静默",
+    "两条轴": "两回事",
+}
+
+
+def test_the_chinese_texts_use_the_terms_of_the_glossary():
+    """One word for one thing: halves of a pair are looked for in cards, topics and glossary."""
+    texts = {id_: str(card) for id_, card in cards().items()}
+    texts |= {key: str(words) for key, words in topics().items()}
+    texts |= {entry.term: entry.chinese for entry in entries(ROOT)}
+    found = [(where, word) for where, text in texts.items() for word in OTHER_WORDS if word in text]
+    assert not found, f"the glossary's words: {[OTHER_WORDS[word] for _, word in found]}"
+    terms = " ".join(entry.chinese for entry in entries(ROOT))
+    for word in ("归约散射", "汇合（rendezvous）", "全收集", "bfloat16 格式（BF16）", "平均故障间隔"):
+        assert word in terms, word
+
+
+def test_chinese_words_stand_in_full_width_brackets():
+    half = re.compile(r"[\u4e00-\u9fff]\([^()]*[\u4e00-\u9fff]|[\u4e00-\u9fff]\)[\u4e00-\u9fff]")
+    for card in cards().values():
+        for words in (card.front, card.back, *card.rubric):
+            assert not half.search(words.zh), (card.id, half.search(words.zh).group())
+    for entry in entries(ROOT):
+        assert not half.search(entry.chinese), entry.term
+
+
 def test_an_answer_to_a_question_has_a_number():
     for card in cards().values():
         assert card.statement or re.search(r"\d", card.back.en), card.id
@@ -55,8 +95,7 @@ def test_an_answer_to_a_question_has_a_number():
 
 def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():
     cited = {source.key for card in cards().values() for source in card.sources}
-    root = Path(__file__).resolve().parents[2]
-    lesson = "".join(path.read_text() for path in root.glob("lessons/17_*.ipynb"))
+    lesson = "".join(path.read_text() for path in ROOT.glob("lessons/17_*.ipynb"))
     for key, source in sources().items():
         assert source.url.startswith("https://") and 1970 < source.year < 2100, key
         assert key in cited or source.url in lesson, key

@@ -147,7 +147,7 @@ def small(tmp_path):
     ):
         for path in ROOT.glob(pattern):
             shutil.copy(path, tmp_path / path.relative_to(ROOT))
-    for name in ("README.md", "tests/answers/lesson03.py"):
+    for name in ("README.md", "README.zh.md", "tests/answers/lesson03.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     plan = json.loads((ROOT / "lessons/plan.json").read_text())
     (tmp_path / "lessons/plan.json").write_text(json.dumps({**plan, "way": "03"}))

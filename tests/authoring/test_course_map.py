@@ -139,7 +139,7 @@ def test_the_map_leaves_out_arrows_that_a_path_of_others_says():
     needs = {"00": (), "01": ("00",), "02": ("00", "01")}
     lessons = tuple(Lesson(n, n, "x", "y", file=f"{n}.ipynb", needs=n_) for n, n_ in needs.items())
     arrows = re.findall(
-        r"(\d\d) --> (\d\d)", pages.mermaid(Course(lessons, {}, (("00", "A"),), "02"))
+        r"(\d\d) --> (\d\d)", pages.mermaid(Course(lessons, {}, (("00", "A"),), "02", {}))
     )
     assert arrows == [("00", "01"), ("01", "02")]
 

@@ -8,7 +8,7 @@ import torch
 
 import ddpz_lite as dz
 from ddpz_lite import show
-from ddpz_lite.course.show import before_after, charts, loss_charts, placements
+from ddpz_lite.course.show import before_after, charts, lesson04, loss_charts, placements
 from ddpz_lite.strategies.placement import TRANSITIONS, strategy
 
 SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}
@@ -130,6 +130,25 @@ def test_idle_time_of_each_distribution_and_rank():
     for nothing in ({}, {"stride": []}):
         with pytest.raises(ValueError, match="at least one rank"):
             show.idle_figure(nothing)
+
+
+def test_a_box_for_each_text_of_a_rank():
+    fig, alt, table = lesson04.boxes_figure({"by number": [[300, 2], [100]], "longest first": [[9]]})
+    (axes,) = fig.axes
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [300, 2, 0, 100, 202, 9, 0]  # a rank's texts, then its waiting
+    assert [text.get_text() for text in axes.texts] == ["300", "100"]  # 2 and 9 are too narrow
+    means = [line.get_xdata()[0] for line in axes.lines]
+    assert means == [201, 9]
+    assert "by number: 302, 100; longest first: 9" in alt
+    assert table[1:] == [
+        ["by number", 0, "300 2", 302],
+        ["by number", 1, "100", 100],
+        ["longest first", 0, "9", 9],
+    ]
+    for nothing in ({}, {"by number": []}):
+        with pytest.raises(ValueError, match="with ranks"):
+            lesson04.boxes_figure(nothing)
 
 
 def test_collectives_before_and_after(drawn):

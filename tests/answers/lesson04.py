@@ -574,7 +574,7 @@ PROMISES = {
             *MEAN,
             "",
         ),
-        "of no more elements than the gradient and one": (*ONE_SUM, ""),
+        "at most one element more than the gradient has": (*ONE_SUM, ""),
         "Besides this and the store, nothing is sent": (*ONE_SUM, ""),
         "The gradient (P,) of the mean loss over all tokens of all texts": (*MEAN, ""),
         "shared by all ranks, and new in each call": None,  # of what is handed in

@@ -46,15 +46,14 @@ def _fact(text: str) -> str:
 
 
 def _section(row: dict[str, Any], frameworks: dict[str, Any]) -> str:
-    what = row["what"]
-    text = f"\n## {what[0].upper()}{what[1:]}\n\n| here | {' | '.join(frameworks)} |\n"
-    text += "|---" * (len(frameworks) + 1) + "|\n"
-    notes = row.get("notes", {})
-    cells = [_names(row["ours"])]
+    what, notes = row["what"], row.get("notes", {})
+    text = (
+        f"\n## {what[0].upper()}{what[1:]}\n\n| | option |\n|---|---|\n| here | {_names(row['ours'])} |\n"
+    )
     for name in frameworks:
         note = f": {notes[name]}" if name in notes else ""
-        cells.append(_names([settings.short(one) for one in row[name]]) + note)
-    text += f"| {' | '.join(cells)} |\n"
+        text += f"| {_heading(name, frameworks)} | "
+        text += f"{_names([settings.short(one) for one in row[name]])}{note} |\n"
     return text + (f"\n**Run:** {row['run']}\n" if "run" in row else "")
 
 

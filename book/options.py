@@ -47,9 +47,8 @@ def _fact(text: str) -> str:
 
 def _section(row: dict[str, Any], frameworks: dict[str, Any]) -> str:
     what, notes = row["what"], row.get("notes", {})
-    text = (
-        f"\n## {what[0].upper()}{what[1:]}\n\n| | option |\n|---|---|\n| here | {_names(row['ours'])} |\n"
-    )
+    text = f"\n## {what[0].upper()}{what[1:]}\n\n| | option |\n|---|---|\n"
+    text += f"| here | {_names(row['ours'])} |\n"
     for name in frameworks:
         note = f": {notes[name]}" if name in notes else ""
         text += f"| {_heading(name, frameworks)} | "

@@ -67,7 +67,7 @@ def train(make=None, every=None, rate=0.2, momentum=0.0, seed=0):
             return losses
         optimizer.zero_grad()
         backward(model, step, seed)
-        if mean_of is not None:
+        if mean_of is not None:  # each .grad becomes a part of the mean
             vector_to_parameters(mean_of(gradient_of(model)), [p.grad for p in model.parameters()])
         optimizer.step()
         if every and (step + 1) % every == 0:

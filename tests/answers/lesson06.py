@@ -287,7 +287,7 @@ def int8_mean(gradient):
         Wrong(
             "own scale for the others' parts",
             int8_mean(add="mean = (parts * scale).sum(0) / world"),
-            says="the scale that it was made with",
+            says="multiplied by its own scale",
             loses=HOPS,
         ),
         Wrong(
@@ -757,6 +757,16 @@ WRONG["06.local_sgd"] += [
              "        optimizer.step()\n        optimizer.zero_grad()"),
         ),
         says="the weights have moved apart",
+    ),
+    Wrong(
+        "gradients are averaged in place of weights, after the last step too",
+        local_sgd(
+            between="if number % every == 0 or number == len(steps):\n"
+            "            average([p.grad for p in parameters])",
+            when="False",
+        ),
+        says="the weights have moved apart",
+        loses=WEIGHTS,
     ),
     Wrong(
         "the mean is rounded to bfloat16",

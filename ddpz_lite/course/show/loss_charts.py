@@ -45,9 +45,8 @@ def loss_against(
             ends[way] = places[-1], low[-1], middle[-1], high[-1]
             rows: Table = [[way, *row] for row in zip(places, middle, low, high, strict=True)]
             table += rows
-        axes.set(xlabel=x, ylabel="loss on held-out text", title=title, yscale="log", xlim=0)
-        axes.yaxis.set_major_formatter("{x:.3g}")
-        axes.yaxis.set_minor_formatter("{x:.3g}")
+        axes.set(xlabel=x, ylabel="loss on held-out text", title=title, xlim=0)
+        axes.grid(axis="y")
         legend_above(axes, handles, list(losses), columns=4)
     seeds_drawn = len(next(iter(losses.values())))
     alt = f"{title or 'Loss'}, against {x}. Mean and range of {seeds_drawn} seeds at the end: "

@@ -133,7 +133,7 @@ def _lesson(names: Names, plan: dict) -> nbformat.NotebookNode:
         "learn": plan.get("learn", "TODO: what one learns, in a line"),
         "makes": plan.get("makes", "TODO: a few words"),
     }
-    if names.number.endswith("b"):
+    if len(names.number) > 2:
         facts["second"] = "can wait"
     abilities = "\n".join(f"- {can}" for can in facts["can_do"])
     second = f" · {facts['second']}" if "second" in facts else ""

@@ -86,12 +86,14 @@ def _draw(axes: Any, bar: Bar, until: float) -> None:
                   fontsize=7.5, color=TEXT_COLOR if light else "white")  # fmt: skip
 
 
-def bars_of(run: Any, actions: Schedule, unit: float) -> list[Bar]:
+def bars_of(run: Any, lines: Sequence[str] | Schedule, unit: float) -> list[Bar]:
     """The actions of a run with their measured times, in units of `unit` seconds.
 
     run: one step, in which each action is a span "forward" or "backward", as simulated compute
-    records them. Raises ValueError if a rank has another number of spans than actions.
+    records them. lines: of `read`, or actions. Raises ValueError if a rank has another number of
+    spans than actions.
     """
+    actions = [read(line) if isinstance(line, str) else line for line in lines]
     spans = [s for s in run.spans if s.name in ("forward", "backward")]
     zero, bars = min(s.started for s in spans), []
     for stage, order in enumerate(actions):

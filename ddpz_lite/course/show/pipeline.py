@@ -62,7 +62,7 @@ def picture(
         axes.locator_params(axis="x", integer=True)
         axes.tick_params(axis="y", length=0)
         splits = any(bar.kind == "W" for bar in bars)
-        weights = ", orange and hatched: weight gradients" if splits else ""
+        weights = ", hatched: weight gradients" if splits else ""
         axes.set_xlabel(f"calculated time; light: forward, dark: backward{weights}, grey: idle")
         axes.set_title(f"{title}: {text}" if title else text)
     alt = f"{title or 'A schedule'} of {len(actions)} stages: {text}. At most "
@@ -121,6 +121,7 @@ def measured(steps: Mapping[str, Sequence[Bar]]) -> None:
             axes.set_yticks(range(stages), [f"rank {s}" for s in range(stages)], fontsize=8)
             axes.set_ylim(stages - 0.5, -0.5)
             axes.set_xlim(0, until)
+            axes.locator_params(axis="x", integer=True)
             axes.tick_params(axis="y", length=0)
             axes.set_title(f"{name}: {own:.1f} units, {share:.0%} idle", fontsize=9.5)
             rows.append([name, round(own, 1), round(share, 3)])

@@ -123,7 +123,7 @@ def read(root: Path) -> Course:
 def _lesson(path: Path) -> Lesson:
     where = f"lessons/{path.name}"
     if not NAME.fullmatch(path.name):
-        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, or NNb_name.ipynb (NNc).")
+        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, or NNb_name.ipynb.")
     fields = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
     wanted = ["title", "learn", "makes", "minutes", "difficulty", "needs", "can_do"]
     wanted += ["second"] if len(number_of(path)) > 2 else []

@@ -24,9 +24,21 @@ from ddpz_lite.strategies.pipeline.schedules import (
 )
 
 __all__ = [
-    *("explorer", "measured", "picture", "schedule"),
-    *("gpipe", "idle", "interleaved", "length", "live", "one_f_one_b"),
-    *("play", "read", "words", "zero_bubble"),
+    "bars_of",
+    "explorer",
+    "gpipe",
+    "idle",
+    "interleaved",
+    "length",
+    "live",
+    "measured",
+    "one_f_one_b",
+    "picture",
+    "play",
+    "read",
+    "schedule",
+    "words",
+    "zero_bubble",
 ]
 
 CHUNK = ("#56B4E9", "#9AD3F2", "#3C8DBC", "#C9E7F8")  # forward, by chunk

@@ -9,9 +9,11 @@ import ast
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ddpz_lite.course.gym.bank import Card
 
 LABELS = ("proves", "illustrates", "source")
 SETTLING = ("answers", "busts", "teaches")  # the keys of a cell's metadata, under `ddpz`
@@ -78,9 +80,14 @@ def _weakness(proof: Proof) -> tuple[int, bool]:
     return LABELS.index(proof.label), not proof.asserts
 
 
-def label(proved: Sequence[Proof]) -> str:
-    """What the cells of one id do together: the most that one of them does."""
-    return min((proof.label for proof in proved), key=LABELS.index)
+def of(card: Card, proved: Mapping[str, Sequence[Proof]]) -> list[Proof]:
+    """The cells that settle a card: its own, and those of the cards that it rests on."""
+    return [proof for id_ in (card.id, *card.rests_on) for proof in proved.get(id_, ())]
+
+
+def label(cells: Sequence[Proof]) -> str:
+    """What these cells do together: the most that one of them does; "source" without cells."""
+    return min((proof.label for proof in cells), key=LABELS.index, default="source")
 
 
 def headings(cell: dict) -> Iterator[tuple[int, str]]:

@@ -494,7 +494,7 @@ WRONG = {
 
 PROMISES = {
     "14.one_f_one_b": {
-        "sizes. The loss is the mean of": (*GRADIENTS, ""),
+        "The loss is the mean of": (*GRADIENTS, ""),
         "There may be fewer micro-batches than stages": ("fewer micro-batches than stages", "few"),
         "added to what `.grad` held before": ("a second step adds to the gradients", "again"),
         "never keeps more than min(p − stage, m) micro-batches": (*LIVE, ""),
@@ -507,7 +507,8 @@ PROMISES = {
         "of the dtype of the stage's parameters": ("another dtype", "other"),
     },
     "14.column_row": {
-        "may have different sizes": (*LAYER, ""),
+        "rank r gets the r-th part of": (*LAYER, ""),
+        "The parts may have different sizes": (*LAYER, ""),
         "They are the same on all ranks": None,
         "x: (..., width), the same on all ranks": None,
         "Returns (..., width), the same on all ranks": (*LAYER, ""),
@@ -519,7 +520,12 @@ PROMISES = {
     },
     "14.place": {
         "if its groups never cross a node": (*NUMBERS, ""),
+        "Nothing overlaps": (*NUMBERS, ""),
         "one sample to a micro-batch": (*NUMBERS, ""),
+        "Then the replicas average their gradients": (*NUMBERS, ""),
+        "the ring all-reduces of tensor parallelism": (*NUMBERS, ""),
+        "16 for each parameter of a device": (*NUMBERS, ""),
+        "each of its layers adds 34 bytes": (*NUMBERS, ""),
         "The sizes must multiply to the number of devices": (*NUMBERS, ""),
         "together with its seconds": (*NUMBERS, ""),
         "at most `memory`": (*FITS, ""),

@@ -1,8 +1,8 @@
 """The lessons of the course, as the folder and the notebooks' own metadata say.
 
-A lesson is `lessons/NN_name.ipynb`; its further notebooks, where it has any, `NNb_name.ipynb` and
-`NNc_name.ipynb`. What is not written yet stands in `lessons/plan.json`, next to the names of the
-groups and the addresses of the course.
+A lesson is `lessons/NN_name.ipynb`; its second and third notebook, where it has them, are
+`NNb_name.ipynb` and `NNc_name.ipynb`. What is not written yet stands in `lessons/plan.json`, next to the names of the groups and the addresses
+of the course.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Incomplete(ValueError):
 class Lesson:
     """One notebook of the course, or one that is planned.
 
-    number   "03"; "03b" and "03c" for a lesson's further notebooks
+    number   "03"; "03b" for a lesson's second notebook, "03c" for its third
     learn    what one learns, in a line for the tables
     makes    the same in a few words, for the picture
     second   of a further notebook: "can wait", or "needed for 05"
@@ -106,6 +106,11 @@ def number_of(path: Path) -> str:
     return path.name.partition("_")[0]
 
 
+def is_further(number: str) -> bool:
+    """Whether it is the number of a lesson's second or third notebook: "03b", "03c"."""
+    return len(number) > 2
+
+
 def read(root: Path) -> Course:
     """The course in the folder `root`. Raises Incomplete for what the map cannot be made of."""
     plan = json.loads((root / "lessons/plan.json").read_text(encoding="utf-8"))
@@ -126,10 +131,10 @@ def read(root: Path) -> Course:
 def _lesson(path: Path) -> Lesson:
     where = f"lessons/{path.name}"
     if not NAME.fullmatch(path.name):
-        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, or NNb_name.ipynb.")
+        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, NNb_name.ipynb or NNc_name.ipynb.")
     fields = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
     wanted = ["title", "learn", "makes", "minutes", "difficulty", "needs", "can_do"]
-    wanted += ["second"] if len(number_of(path)) > 2 else []
+    wanted += ["second"] if is_further(number_of(path)) else []
     for name in wanted:
         if name not in fields:
             raise Incomplete(f"{where}: its metadata `ddpz` has no {name!r}.")

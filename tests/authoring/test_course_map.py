@@ -259,7 +259,7 @@ def spoil(path, old, new):
         (spoil("lessons/plan.json", '"04"', '"02"'), "still plans 02, which is written"),
         (spoil("lessons/plan.json", '"way": "02"', '"way": "16"'), "lesson 16 is needed"),
         (
-            lambda root: (root / "lessons/01c_more.ipynb").write_text("{}"),
+            lambda root: (root / "lessons/01d_more.ipynb").write_text("{}"),
             "the name of a lesson is NN_name.ipynb",
         ),
     ],

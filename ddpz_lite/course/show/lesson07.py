@@ -178,4 +178,6 @@ def _square(axes: Any, corner: tuple[float, float], side: float = 0.08) -> None:
     """The mark of a right angle, up and to the right of its corner or below it."""
     x, y = corner
     up = side if y == 0 else -side
-    axes.plot([x, x + side, x + side], [y + up, y + up, y], color=TEXT_COLOR, linewidth=1, marker="")
+    axes.plot(
+        [x, x + side, x + side], [y + up, y + up, y], color=TEXT_COLOR, linewidth=1, marker=""
+    )

@@ -50,7 +50,7 @@ def bounded(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> dict[s
 def _watch(clock: Any, run: dict[str, Any]) -> list[list[Any]]:
     """Workers on a simulated clock: [what was called, for which worker, what it returned].
 
-    A worker that has no step left leaves. A worker that is returned, and waits, begins its next step.
+    A worker that has no step left leaves. One that is returned, and waits, begins its next step.
     """
     seconds = [list(steps) for steps in run["seconds"]]
     events = [(steps.pop(0), worker, "finished") for worker, steps in enumerate(seconds)]

@@ -258,7 +258,7 @@ def _clock_cases(rng: torch.Generator) -> list[Case]:
 class _Clock:
     """The clock that is asked for; or one with a mistake.
 
-    slowest: of the steps of the workers that are here. stay: a worker that has left is still counted.
+    slowest: of the steps of the workers that are here. stay: one that has left is still counted.
     silent: left() returns no worker.
     """
 
@@ -305,14 +305,18 @@ class _Clock:
 
 
 CLOCKS: dict[str, dict[str, Any]] = {
-    "All workers begin at once: hold back those that are more than `bound` ahead.": {"more": 1 << 30},
+    "All workers begin at once: hold back those that are more than `bound` ahead.": {
+        "more": 1 << 30
+    },
     "It is lockstep, whatever the bound is.": {"more": "lockstep"},
     "It holds a worker that is exactly `bound` steps ahead; that worker may begin.": {"more": -1},
     "It lets a worker begin that is `bound` + 1 steps ahead.": {"more": 1},
     "It counts from the mean of the workers; the bound is against the slowest.": {
         "slowest": lambda done: sum(done) / len(done)
     },
-    "It forgets the workers that wait: return them when the slowest has caught up.": {"forgets": True},
+    "It forgets the workers that wait: return them when the slowest has caught up.": {
+        "forgets": True
+    },
     "It returns one worker at a time, where several may begin.": {"one": True},
     "left() returned no worker: the one that left may have been the slowest, so others may begin "
     "now.": {"silent": True},
@@ -371,8 +375,8 @@ def _faults(run: dict[str, Any], log: list[list[Any]]):
                 yield (
                     place,
                     "ahead",
-                    f"{call} lets worker {other} begin with {_steps(done[other])} finished, and the "
-                    f"slowest has {slowest}: more than {bound} ahead.",
+                    f"{call} lets worker {other} begin with {_steps(done[other])} finished, and "
+                    f"the slowest has {slowest}: more than {bound} ahead.",
                 )
         for other in sorted(waiting):
             if done[other] - slowest <= bound:
@@ -503,9 +507,7 @@ RATE_MISTAKES: dict[str, Callable[[list[float], int], float]] = {
     f"The sum is not the curvature of any direction: {STEEPEST}": lambda c, d: limit([sum(c)], d),
     "The sine is of an angle in radians.": lambda c, d: 2 * math.sin(180 / (4 * d + 2)) / max(c),
     "That is d^d / (d + 1)^(d + 1), the fastest rate. Above it w begins to swing and still "
-    "shrinks; the limit is larger.": (
-        lambda c, d: d**d / (d + 1) ** (d + 1) / max(c)
-    ),
+    "shrinks; the limit is larger.": (lambda c, d: d**d / (d + 1) ** (d + 1) / max(c)),
     "That is the limit for a delay of one more.": lambda c, d: limit(c, d + 1),
 }
 
@@ -709,8 +711,8 @@ SERVERS: dict[str, Callable[[int], Any]] = {
     ),
     "It counts the updates since a pull, and not those that may still come first: each other "
     "worker in flight can push before.": _server(stale=lambda ages: max(ages, default=0)),
-    "It counts the workers in flight, and not the updates since their pulls: a slow worker's gradient "
-    "grows older while others come and go.": _server(stale=len),
+    "It counts the workers in flight, and not the updates since their pulls: a slow worker's "
+    "gradient grows older while others come and go.": _server(stale=len),
     "A worker's own push does not make its gradient older: count only the others.": _server(
         stale=lambda ages: max(ages, default=0) + len(ages) + 1
     ),

@@ -33,7 +33,7 @@ def share_of_gradients(
         y="share of gradients left",
         log="x",
         dots={n: ([3], [y]) for n, y in points.items()} if (of_100, factor) == (25, 4) else None,
-        title=f"{of_100} of 100 steps take {factor} times as long (lines: formula)",
+        title=f"{of_100} of 100 steps take {factor} times as long (lines: modelled)",
         alt=f"Share of the gradients over 1 to 256 workers. With 256: {ends}.",
     )
     axes = fig.axes[0]

@@ -9,7 +9,13 @@ import torch
 
 from ddpz_lite.course.show import lesson06
 from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
-from ddpz_lite.course.show.lesson07 import delay, path
+from ddpz_lite.course.show.lesson07 import (
+    chord,
+    delay,
+    losses_on_two_axes,
+    path,
+    share_of_gradients,
+)
 from ddpz_lite.course.show.lesson09 import owners
 from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
@@ -41,7 +47,7 @@ def shown(monkeypatch):
         calls.append((alt, table))
         calls.figures.append(fig)
 
-    for module in ("lesson06", "lesson09", "lesson10", "lesson11", "one_axis"):
+    for module in ("lesson06", "lesson07", "lesson09", "lesson10", "lesson11", "one_axis"):
         monkeypatch.setattr(f"ddpz_lite.course.show.{module}.show_figure", show_figure)
     return calls
 
@@ -165,6 +171,53 @@ def test_old_gradients_shrink_below_the_limit_and_grow_above_it(late, limit):
         fig.canvas.draw()
         assert alt.endswith(f"it {word}.") and f"rate {rate}" in alt
         assert table[1] == [f"delay {late}, rate {rate}", 0, 1.0]
+
+
+def test_slow_steps_cost_lockstep_more_the_more_workers_there_are():
+    fig, alt, table = share_of_gradients({"lockstep": 0.3, "at once": 0.5}, 25, 4)
+    shares = {
+        name: [y for line, _, y in table[1:] if line == name] for name in ("lockstep", "at once")
+    }
+    assert shares["lockstep"][0] == shares["at once"][0] == pytest.approx(1 / 1.75)
+    assert shares["lockstep"] == sorted(shares["lockstep"], reverse=True)
+    assert shares["lockstep"][-1] == pytest.approx(1 / 4) and len(set(shares["at once"])) == 1
+    assert ["lockstep, measured", 3, 0.3] in table and "lockstep 0.25" in alt
+    low, high = fig.axes[0].get_ylim()
+    assert low == 0 and high > 1  # no line on the frame, and the same for each setting
+    assert len(share_of_gradients({"lockstep": 0.3}, 1, 4)[2]) == len(table) - 2
+
+
+def test_losses_are_read_at_equal_updates_and_at_the_end(shown):
+    lockstep = [(0.0, 0, 5.0), (0.2, 1, 4.0), (0.4, 2, 3.5)]
+    at_once = [(0.0, 0, 5.0), (0.1, 1, 4.8), (0.2, 2, 4.5), (0.3, 3, 3.0)]
+    losses_on_two_axes({"lockstep": [lockstep], "at once": [at_once, at_once]}, 2)
+    ((alt, table),) = shown
+    assert table[1:] == [
+        ["lockstep", 0, 3.5, 3.5, 2],
+        ["at once", 0, 4.5, 3.0, 3],
+        ["at once", 1, 4.5, 3.0, 3],
+    ]
+    assert "at once, seed 1: 4.50 and 3.00" in alt
+    left, right = shown.figures[0].axes
+    assert [len(line.get_xdata()) for line in left.lines] == [3, 3, 3]  # as many updates for all
+    assert [len(line.get_xdata()) for line in right.lines] == [3, 4, 4]
+
+
+@pytest.mark.parametrize("age", [1, 2, 3, 4])
+def test_the_chord_is_as_long_as_the_largest_rate_and_stands_on_a_right_angle(shown, age):
+    chord(age)
+    ((alt, table),) = shown
+    assert table[1][0] == age and table[1][2] == pytest.approx(90)
+    rate = table[1][3]
+    for factor, word in ((0.98, "shrinks"), (1.02, "grows")):
+        late = max(map(abs, path(factor * rate, age, 900)[-40:]))
+        assert (late < 1) == (word == "shrinks")
+    arrow = shown.figures[0].axes[2].texts
+    places = [(text.xyann, text.xy) for text in arrow if getattr(text, "arrow_patch", None)]
+    (start, end), (centre, old) = places
+    step = (end[0] - start[0], end[1] - start[1])
+    assert step[0] == pytest.approx(-rate * old[0]) and step[1] == pytest.approx(-rate * old[1])
+    assert centre == (0.0, 0.0) and "chord" in alt
 
 
 def test_what_ranks_hold_around_the_two_hops_of_an_int8_mean(shown):

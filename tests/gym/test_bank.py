@@ -75,7 +75,13 @@ def test_the_chinese_texts_use_the_terms_of_the_glossary():
     found = [(where, word) for where, text in texts.items() for word in OTHER_WORDS if word in text]
     assert not found, f"the glossary's words: {[OTHER_WORDS[word] for _, word in found]}"
     terms = " ".join(entry.chinese for entry in entries(ROOT))
-    for word in ("归约散射", "汇合（rendezvous）", "全收集", "bfloat16 格式（BF16）", "平均故障间隔"):
+    for word in (
+        "归约散射",
+        "汇合（rendezvous）",
+        "全收集",
+        "bfloat16 格式（BF16）",
+        "平均故障间隔",
+    ):
         assert word in terms, word
 
 

@@ -25,6 +25,7 @@ from ddpz_lite.course.show.lesson11 import (
     two_cuts,
     watched_fsdp2,
 )
+from ddpz_lite.course.show.lesson13 import regroup_sequence, resharding, shares_figure
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
@@ -47,7 +48,15 @@ def shown(monkeypatch):
         calls.append((alt, table))
         calls.figures.append(fig)
 
-    for module in ("lesson06", "lesson07", "lesson09", "lesson10", "lesson11", "one_axis"):
+    for module in (
+        "lesson06",
+        "lesson07",
+        "lesson09",
+        "lesson10",
+        "lesson11",
+        "lesson13",
+        "one_axis",
+    ):
         monkeypatch.setattr(f"ddpz_lite.course.show.{module}.show_figure", show_figure)
     return calls
 
@@ -278,3 +287,29 @@ def test_a_method_is_timed_alone():
     calls = []
     found = lesson06.seconds_alone({"copy": lambda: calls.append}, torch.ones(4))
     assert len(calls) == 12 and found["copy"] >= 0
+
+
+def test_the_sequence_begins_with_the_death_and_is_in_order_of_time(shown):
+    events = {
+        0: [(10.004, "leaves the group", False), (10.03, "agrees on [0, 2]", True)],
+        2: [(10.002, "leaves the group", False), (10.02, "agrees on [0, 2]", True)],
+    }
+    regroup_sequence(events, dead=1, died=10.0)
+    ((alt, table),) = shown
+    assert alt.startswith(
+        "Rank 1 is killed. Then, in order: rank 2 leaves the group; rank 0 leaves"
+    )
+    assert [row[:2] for row in table[1:]] == [[0, 1], [2, 2], [4, 0], [20, 2], [30, 0]]
+    assert [row[3] for row in table[1:]] == ["", "", "", "yes", "yes"]
+    heads = {text.get_text() for text in shown.figures[0].axes[0].texts}
+    assert {"rank 0", "rank 1", "rank 2", "store", "20 ms"} <= heads
+
+
+def test_resharding_and_shares_say_their_numbers():
+    _, alt, table = resharding(5, 2, [[(0, 0, 2)], [(0, 2, 3), (1, 0, 1)], [(1, 1, 2)]])
+    assert (
+        "new rank" in table[0] and "rank 1 reads 2 to 3 of old rank 0, 0 to 1 of old rank 1" in alt
+    )
+    _, alt, table = shares_figure({"restart": 0.131, "twice": 1.5}, title="Modelled")
+    assert alt == "Modelled. Lost: restart 13.1%; twice 150.0%."
+    assert table[1:] == [["restart", "13.1%"], ["twice", "150.0%"]]

@@ -89,7 +89,7 @@ def test_lines_without_points_are_refused(series):
 
 
 def test_losses_against_what_was_spent(drawn):
-    losses = {"all": [[5.0, 4.0, 3.0], [5.0, 4.2, 3.2]], "half": [[5.0, 4.5, 3.5]] * 2}
+    losses = {"all": [[4.0, 3.0], [4.2, 3.2]], "half": [[4.5, 3.5]] * 2}
     show.loss_against({"all": 2.0, "half": 1.0}, losses, every=10, x="MB", title="Bytes")
     show.loss_against(None, losses, every=10, x="steps")
     (fig, alt, table), (_, _, by_step) = drawn
@@ -107,7 +107,7 @@ def test_losses_against_what_was_spent(drawn):
 
 
 def test_many_losses_have_a_bar_at_the_end_instead_of_a_band(drawn):
-    losses = {str(i): [[5.0, 4.0], [5.0, 4.5]] for i in range(5)}
+    losses = {str(i): [[4.0], [4.5]] for i in range(5)}
     show.loss_against(None, losses, every=10, x="steps")
     ((fig, _, _),) = drawn
     ends = [one.get_segments()[0][:, 1].tolist() for one in fig.axes[0].collections]

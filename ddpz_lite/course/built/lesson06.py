@@ -60,11 +60,7 @@ def train(make=None, every=None, rate=0.2, momentum=0.0, seed=0):
     model, losses = new_model(seed), []
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     mean_of = make() if make else None
-    for step in range(STEPS + 1):
-        if step % 16 == 0 and dist.get_rank() == 0:
-            losses.append(held_out(model))
-        if step == STEPS:
-            return losses
+    for step in range(STEPS):
         optimizer.zero_grad()
         backward(model, step, seed)
         if mean_of is not None:  # each .grad becomes a part of the mean
@@ -72,6 +68,9 @@ def train(make=None, every=None, rate=0.2, momentum=0.0, seed=0):
         optimizer.step()
         if every and (step + 1) % every == 0:
             average_weights(model)
+        if (step + 1) % 16 == 0 and dist.get_rank() == 0:
+            losses.append(held_out(model))
+    return losses
 
 
 def train_seeds(**how):

@@ -21,19 +21,19 @@ def loss_against(
     x: str,
     title: str = "",
 ) -> None:
-    """Draw the mean over the seeds for each way in `losses`, from its second loss on, and show it.
+    """Draw the mean over the seeds for each way in `losses`, and show it.
 
     spent: what one step of each way spends, in the unit that x, the label of the axis, names; None
     if that is the step itself.
-    losses: of each way a list for each seed, those before step 0, step `every`, step 2 · `every`
-    and so on; the first way is the one to compare with. A band spans the seeds, or, for more than
+    losses: of each way a list for each seed, those after `every` steps, 2 · `every` and so on; the
+    first way is the one to compare with. A band spans the seeds, or, for more than
     four ways, a bar at the end of the line. Raises KeyError for a way whose spending is not known.
     """
     fig, axes = figure(height=3.2)
     handles, ends, table = [], {}, [["way", x, "mean loss", "least", "most"]]
     with house_style():
         for look, (way, seeds) in zip(cycle(SERIES), losses.items(), strict=False):
-            marks = list(zip(*seeds, strict=True))[1:]
+            marks = list(zip(*seeds, strict=True))
             step = 1 if spent is None else spent[way]
             places = [step * every * mark for mark in range(1, len(marks) + 1)]
             low, middle, high = ([of(mark) for mark in marks] for of in (min, mean, max))

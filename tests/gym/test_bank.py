@@ -52,6 +52,9 @@ def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
+        ({"Q1": GOOD | {"rubric": ["a"]}}, "'rubric' has 1 points and 'rubric_zh' 0."),
+        ({"Q1": GOOD | {"follow": "c?"}}, "Q1: 'follow_zh' is missing or empty"),
+        ({"Q1": GOOD | {"rests_on": ["Q2"]}}, "Q1 rests on 'Q2'. Fix: name a card"),
         ({"X01": GOOD}, "bank/a.toml: X01 is not an id. Fix: Q and a number"),
         ({"Q1": {k: v for k, v in GOOD.items() if k != "say_zh"}}, "does not know 'say_zh'"),
         ({"Q1": GOOD | {"claim": "c"}}, "lacks or does not know 'claim'"),
@@ -62,6 +65,18 @@ def test_every_source_can_be_opened_and_is_cited_or_read_in_the_lesson():
 def test_a_bad_card_is_named_with_its_fix(entries, says):
     with pytest.raises(BadCard, match=re.escape(says)):
         collect({"a.toml": HEAD | entries}, {})
+
+
+def test_a_statement_is_answered_with_whether_it_is_true():
+    fields = {"claim": "c", "truth": "t.", "claim_zh": "甲", "truth_zh": "乙。", "sources": []}
+    found = collect({"a.toml": HEAD | {"M1": fields, "V1": fields, "Q1": GOOD}}, {})
+    assert [found[id_].answered("en") for id_ in ("M1", "V1", "Q1")] == [
+        "False. t.",
+        "True. t.",
+        "b.",
+    ]
+    assert found["V1"].answered("zh") == "对。乙。" and not found["V1"].myth
+    assert found["M1"].asked("en") == found["V1"].asked("en") == "“c” True or false, and why?"
 
 
 def test_a_number_is_given_once():

@@ -1,4 +1,8 @@
-"""The cards, as bank/*.toml have them: a file for each topic, questions first and then myths."""
+"""The cards, as bank/*.toml have them: a file for each topic, questions first, then statements.
+
+A statement is a myth (M) or true (V), and the learner has to say which. A question may have a
+rubric, the points that a good answer makes, and the question that an interviewer asks next.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,13 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FIELDS = {"Q": ("ask", "say"), "M": ("claim", "truth")}  # what is shown first, and what then
+FIELDS = {  # what is shown first, and what then
+    "Q": ("ask", "say"),
+    "M": ("claim", "truth"),
+    "V": ("claim", "truth"),
+}
+OPTIONAL = {"Q": {"rubric", "follow", "rests_on"}, "M": {"rests_on"}, "V": {"rests_on"}}
+IN_BOTH = {"rubric", "follow"}  # these have a _zh, too
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,9 @@ class Words:
     def of(self, language: str) -> str:
         """In "en" or "zh"."""
         return {"en": self.en, "zh": self.zh}[language]
+
+
+VERDICTS = {"M": Words("False.", "错。"), "V": Words("True.", "对。")}
 
 
 @dataclass(frozen=True)
@@ -43,11 +56,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Card:
-    """A question or a myth.
+    """A question or a statement.
 
-    front   the question; of a myth, the sentence that is wrong
-    back    a good answer; of a myth, what is right
-    topic   the title of its file
+    front      the question, or the sentence that is a myth or true
+    back       a good answer; of a statement, why it is true, or what is right instead
+    topic      the title of its file
+    rubric     points that a good answer makes
+    follow     the question that an interviewer asks next; None if there is none
+    rests_on   ids of cards whose cells show this one, too
     """
 
     id: str
@@ -55,17 +71,34 @@ class Card:
     back: Words
     topic: Words
     sources: tuple[Source, ...]
+    rubric: tuple[Words, ...] = ()
+    follow: Words | None = None
+    rests_on: tuple[str, ...] = ()
+
+    @property
+    def statement(self) -> bool:
+        return not self.id.startswith("Q")
 
     @property
     def myth(self) -> bool:
         return self.id.startswith("M")
 
     def asked(self, language: str) -> str:
-        """What the card asks: of a myth, what is wrong with it."""
+        """What the card asks: of a statement, whether it is true."""
         front = self.front.of(language)
-        if not self.myth:
+        if not self.statement:
             return front
-        return f"“{front}” What is wrong?" if language == "en" else f"“{front}”错在哪里？"
+        if language == "en":
+            return f"“{front}” True or false, and why?"
+        return f"“{front}”对还是错？为什么？"
+
+    def answered(self, language: str) -> str:
+        """The checked answer: of a statement, first whether it is true."""
+        back = self.back.of(language)
+        if not self.statement:
+            return back
+        verdict = VERDICTS[self.id[0]].of(language)
+        return f"{verdict} {back}" if language == "en" else verdict + back
 
 
 class BadCard(ValueError):
@@ -87,7 +120,7 @@ def cards() -> dict[str, Card]:
 
 @cache
 def topics() -> dict[str, Words]:
-    """The topics of articles and interview guides, T001 to T119; cells say which they teach."""
+    """The topics of articles and interview guides, by id; cells say which they teach."""
     return {key: Words(*pair) for key, pair in _read(HERE / "topics.toml").items()}
 
 
@@ -104,24 +137,48 @@ def collect(files: Mapping[str, dict], known: Mapping[str, Source]) -> dict[str,
             if id_ in found:
                 raise BadCard(f"{where} is there twice. Fix: give the second the next number.")
             found[id_] = _card(id_, fields, topic, known, where)
+    for card in found.values():
+        if unknown := [id_ for id_ in card.rests_on if id_ not in found]:
+            raise BadCard(f"{card.id} rests on {unknown[0]!r}. Fix: name a card of bank/*.toml.")
     return found
 
 
 def _card(id_: str, fields: dict, topic: Words, known: Mapping[str, Source], where: str) -> Card:
     if id_[:1] not in FIELDS or not id_[1:].isdigit():
-        raise BadCard(f"{where} is not an id. Fix: Q and a number for a question, M for a myth.")
+        fix = "Q and a number for a question, M for a myth, V for what is true"
+        raise BadCard(f"{where} is not an id. Fix: {fix}.")
     front, back = FIELDS[id_[0]]
     wanted = {front, back, f"{front}_zh", f"{back}_zh", "sources"}
-    if other := {*fields} ^ wanted:
-        fix = "a card has exactly " + ", ".join(sorted(wanted))
+    extra = OPTIONAL[id_[0]]
+    allowed = extra | {f"{name}_zh" for name in extra & IN_BOTH}
+    if other := (wanted - {*fields}) | ({*fields} - wanted - allowed):
+        fix = "a card has " + ", ".join(sorted(wanted))
         raise BadCard(f"{where} lacks or does not know {sorted(other)[0]!r}. Fix: {fix}.")
     if unknown := [key for key in fields["sources"] if key not in known]:
         raise BadCard(f"{where} cites {unknown[0]!r}. Fix: add it to gym/sources.toml.")
-    words = [
-        Words(_word(fields, name, where), _word(fields, f"{name}_zh", where))
-        for name in (front, back)
-    ]
-    return Card(id_, *words, topic, tuple(known[key] for key in fields["sources"]))
+
+    def both(name: str) -> Words:
+        return Words(_word(fields, name, where), _word(fields, f"{name}_zh", where))
+
+    return Card(
+        id_,
+        both(front),
+        both(back),
+        topic,
+        tuple(known[key] for key in fields["sources"]),
+        _rubric(fields, where),
+        both("follow") if "follow" in fields else None,
+        tuple(fields.get("rests_on", ())),
+    )
+
+
+def _rubric(fields: Mapping[str, list[str]], where: str) -> tuple[Words, ...]:
+    english, chinese = fields.get("rubric", []), fields.get("rubric_zh", [])
+    if len(english) != len(chinese):
+        raise BadCard(
+            f"{where}: 'rubric' has {len(english)} points and 'rubric_zh' {len(chinese)}."
+        )
+    return tuple(Words(*pair) for pair in zip(english, chinese, strict=True))
 
 
 def chosen(names: Iterable[str]) -> list[Card]:

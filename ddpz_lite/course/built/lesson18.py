@@ -20,13 +20,13 @@ def new_gpt(tokens):
 LEAST = torch.finfo(torch.float32).min
 
 
-def partial_attention(q, k, v, seen=None):
+def partial_attention(q, k, v, seen=None, least=LEAST):
     """Attention to some keys: output (B, H, Tq, D), log-sum-exp (B, H, Tq, 1)."""
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (B, H, Tq, Tk)
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
     lse = torch.logsumexp(scores, -1, keepdim=True)
-    return torch.exp(scores - lse.clamp(min=LEAST)) @ v, lse  # a query that sees nothing: 0, -inf
+    return torch.exp(scores - lse.clamp(min=least)) @ v, lse  # a query that sees nothing: 0, -inf
 
 
 def merge(one, other):

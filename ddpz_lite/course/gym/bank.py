@@ -1,7 +1,7 @@
 """The cards, as bank/*.toml have them: a file for each topic, questions first, then statements.
 
-A statement is a myth (M) or true (V), and the learner has to say which. A question may have a
-rubric, the points that a good answer makes, and the question that an interviewer asks next.
+A statement is a myth (M) or true (V), and the learner has to say which. For each question
+rubrics.toml has the points that a good answer makes, and what an interviewer asks next.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ FIELDS = {  # what is shown first, and what then
     "M": ("claim", "truth"),
     "V": ("claim", "truth"),
 }
-OPTIONAL = {"Q": {"rubric", "follow", "rests_on"}, "M": {"rests_on"}, "V": {"rests_on"}}
-IN_BOTH = {"rubric", "follow"}  # these have a _zh, too
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,8 @@ def sources() -> dict[str, Source]:
 @cache
 def cards() -> dict[str, Card]:
     """All cards by id, in the order of the files. Raises BadCard for one that lacks something."""
-    return collect({path.name: _read(path) for path in sorted(HERE.glob("bank/*.toml"))}, sources())
+    files = {path.name: _read(path) for path in sorted(HERE.glob("bank/*.toml"))}
+    return collect(files, sources(), _read(HERE / "rubrics.toml"))
 
 
 @cache
@@ -124,9 +123,17 @@ def topics() -> dict[str, Words]:
     return {key: Words(*pair) for key, pair in _read(HERE / "topics.toml").items()}
 
 
-def collect(files: Mapping[str, dict], known: Mapping[str, Source]) -> dict[str, Card]:
-    """Cards from the files' contents, by name of the file. known: the sources there are."""
+def collect(
+    files: Mapping[str, dict],
+    known: Mapping[str, Source],
+    rubrics: Mapping[str, dict] | None = None,
+) -> dict[str, Card]:
+    """Cards from the files' contents, by name of the file.
+
+    known: the sources there are. rubrics: what rubrics.toml has, by id.
+    """
     found: dict[str, Card] = {}
+    rubrics = dict(rubrics or {})
     for file, content in files.items():
         entries = dict(content)
         topic = Words(_word(entries, "title", file), _word(entries, "title_zh", file))
@@ -136,49 +143,46 @@ def collect(files: Mapping[str, dict], known: Mapping[str, Source]) -> dict[str,
             where = f"bank/{file}: {id_}"
             if id_ in found:
                 raise BadCard(f"{where} is there twice. Fix: give the second the next number.")
-            found[id_] = _card(id_, fields, topic, known, where)
+            found[id_] = _card(id_, fields, topic, known, where, rubrics.pop(id_, {}))
     for card in found.values():
         if unknown := [id_ for id_ in card.rests_on if id_ not in found]:
             raise BadCard(f"{card.id} rests on {unknown[0]!r}. Fix: name a card of bank/*.toml.")
+    if rubrics:
+        raise BadCard(f"rubrics.toml: there is no card {next(iter(rubrics))!r}. Fix: remove it.")
     return found
 
 
-def _card(id_: str, fields: dict, topic: Words, known: Mapping[str, Source], where: str) -> Card:
+def _card(
+    id_: str,
+    fields: dict,
+    topic: Words,
+    known: Mapping[str, Source],
+    where: str,
+    rubric: Mapping[str, list],
+) -> Card:
     if id_[:1] not in FIELDS or not id_[1:].isdigit():
         fix = "Q and a number for a question, M for a myth, V for what is true"
         raise BadCard(f"{where} is not an id. Fix: {fix}.")
     front, back = FIELDS[id_[0]]
     wanted = {front, back, f"{front}_zh", f"{back}_zh", "sources"}
-    extra = OPTIONAL[id_[0]]
-    allowed = extra | {f"{name}_zh" for name in extra & IN_BOTH}
-    if other := (wanted - {*fields}) | ({*fields} - wanted - allowed):
-        fix = "a card has " + ", ".join(sorted(wanted))
+    if other := (wanted - {*fields}) | ({*fields} - wanted - {"rests_on"}):
+        fix = "a card has exactly " + ", ".join(sorted(wanted)) + ", and perhaps rests_on"
         raise BadCard(f"{where} lacks or does not know {sorted(other)[0]!r}. Fix: {fix}.")
     if unknown := [key for key in fields["sources"] if key not in known]:
         raise BadCard(f"{where} cites {unknown[0]!r}. Fix: add it to gym/sources.toml.")
-
-    def both(name: str) -> Words:
-        return Words(_word(fields, name, where), _word(fields, f"{name}_zh", where))
-
+    words = [
+        Words(_word(fields, name, where), _word(fields, f"{name}_zh", where))
+        for name in (front, back)
+    ]
     return Card(
         id_,
-        both(front),
-        both(back),
+        *words,
         topic,
         tuple(known[key] for key in fields["sources"]),
-        _rubric(fields, where),
-        both("follow") if "follow" in fields else None,
+        tuple(Words(*point) for point in rubric.get("rubric", ())),
+        Words(*rubric["follow"]) if "follow" in rubric else None,
         tuple(fields.get("rests_on", ())),
     )
-
-
-def _rubric(fields: Mapping[str, list[str]], where: str) -> tuple[Words, ...]:
-    english, chinese = fields.get("rubric", []), fields.get("rubric_zh", [])
-    if len(english) != len(chinese):
-        raise BadCard(
-            f"{where}: 'rubric' has {len(english)} points and 'rubric_zh' {len(chinese)}."
-        )
-    return tuple(Words(*pair) for pair in zip(english, chinese, strict=True))
 
 
 def chosen(names: Iterable[str]) -> list[Card]:

@@ -21,7 +21,10 @@ LEAST = torch.finfo(torch.float32).min
 
 
 def partial_attention(q, k, v, seen=None, least=LEAST):
-    """Attention to some keys: output (B, H, Tq, D), log-sum-exp (B, H, Tq, 1)."""
+    """Attention to some keys: output (B, H, Tq, D), log-sum-exp (B, H, Tq, 1).
+
+    seen: (Tq, Tk), None for all keys. least: the smallest log-sum-exp that is subtracted.
+    """
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (B, H, Tq, Tk)
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)

@@ -81,6 +81,7 @@ def check(run: Any) -> None:
     ("shape", "kind", "stages"),
     [
         ((2, 2), "ring", (0, 1, 2, 3)),
+        pytest.param((2, 1), "ring", (0,), marks=pytest.mark.rest),
         pytest.param((1, 3), "ring", (3,), marks=pytest.mark.rest),
         pytest.param((1, 2), "ulysses", (0, 3), marks=pytest.mark.rest),
         pytest.param((1, 4), "ulysses", (3,), marks=pytest.mark.rest),

@@ -153,13 +153,14 @@ def context_parallel(
     that is cut already; when called, for windows that do not divide.
     """
     attention = ContextAttention(group, kind, zigzag=zigzag)
-    if attention.comm.world == 1:
-        return gpt
-    if gpt.order is not None:
+    if gpt.order is not None and gpt.order.world > 1:
         raise ValueError(
             "this GPT is cut along its context already. Fix: call context_parallel once, on a GPT "
             "as it was built."
         )
+    if attention.comm.world == 1:
+        gpt.order = Order(1, 0, zigzag=False)  # all tokens: the same script runs on one rank
+        return gpt
     if gpt.config.dropout:
         raise ValueError(
             f"context_parallel cannot drop entries of attention, and this GPT has dropout="

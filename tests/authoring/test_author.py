@@ -43,6 +43,9 @@ def copy(tmp_path_factory):
         shutil.copytree(ROOT / folder, root / folder, ignore=leave)
     for name in ("README.md", "README.zh.md"):
         shutil.copy(ROOT / name, root)
+    plan = json.loads((root / "lessons/plan.json").read_text(encoding="utf-8"))
+    plan["chinese"]["21"] = ["ZeRO 实战", "一项任务"]
+    (root / "lessons/plan.json").write_text(json.dumps(plan), encoding="utf-8")
     made = run(root, "new", "21", "ZeRO in practice", "--task", "any_inf")
     assert made.returncode == 0, made.stderr
     assert re.findall(r"^wrote (\S+)$", made.stdout, re.M) == NEW

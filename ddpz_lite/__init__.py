@@ -30,6 +30,7 @@ _DEFINED_IN = {
         "strategies.local": ("LocalSGD", "DiLoCo"),
         "strategies.pipeline.pipeline": ("Pipeline",),
         "strategies.tensor.layers": ("tensor_parallel",),
+        "strategies.context.attention": ("context_parallel", "ContextAttention"),
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +66,13 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
         # three times (B, H, T, C // H)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = self.attend(q, k, v)  # (B, H, T, C // H)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """All tokens are here. `context_parallel` replaces this: there a rank has some of them."""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 class Block(nn.Module):
@@ -103,6 +108,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.order: Any = None  # of `context_parallel`: which tokens of a window this rank has
         self.reset_parameters()
 
     @torch.no_grad()
@@ -131,9 +137,12 @@ class GPT(nn.Module):
                     module.bias.zero_()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (B, T) integers below vocab_size, T <= context. Returns logits (B, T, V)."""
+        """tokens: (B, T) integers below vocab_size, T <= context. Returns logits (B, T, V).
+
+        After `context_parallel` they are those of this rank's tokens, (B, T / N, V).
+        """
         self._check(tokens)
-        places = torch.arange(tokens.size(1), device=tokens.device)  # (T,)
+        tokens, places = with_places(tokens, self.order)
         x = self.drop(self.tokens(tokens) + self.positions(places))  # (B, T, C)
         for block in self.blocks:
             x = block(x)  # (B, T, C)
@@ -170,7 +179,8 @@ class GPT(nn.Module):
         _check_generate(tokens, count, temperature, top_k, self.config.vocab_size)
         with _evaluating(self):
             for _ in range(count):
-                logits = self(tokens[:, -self.config.context :])[:, -1]  # (B, V)
+                window = tokens[:, -self.config.context :]
+                logits = _of_all(self(window), window)[:, -1]  # (B, V)
                 following = _sample(logits, temperature, top_k, generator)  # (B, 1)
                 tokens = torch.cat([tokens, following], dim=1)  # (B, T + 1)
         return tokens
@@ -191,6 +201,15 @@ class GPT(nn.Module):
         # of a block 12 width²: qkv 3, out 1, up 4, down 4; then the head
         weights = 12 * c.layers * c.width**2 + c.vocab_size * c.width
         return 6 * weights + 12 * c.layers * c.width * c.context
+
+
+def with_places(tokens: Tensor, order: Any) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T) and their positions (T,); with the `order` of a rank, its own (T / N) of both.
+
+    A rank that counted its tokens from 0 would give those of every rank the same positions.
+    """
+    places = torch.arange(tokens.size(1), device=tokens.device)  # (T,)
+    return (tokens, places) if order is None else (order.of(tokens), order.of(places, dim=0))
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
@@ -316,6 +335,16 @@ def _sample(
         logits = logits.masked_fill(logits < least, float("-inf"))  # (B, V)
     probabilities = torch.softmax(logits / temperature, dim=-1)  # (B, V)
     return torch.multinomial(probabilities, num_samples=1, generator=generator)  # (B, 1)
+
+
+def _of_all(logits: Tensor, tokens: Tensor) -> Tensor:
+    if logits.shape[1] != tokens.shape[1]:
+        raise ValueError(
+            f"generate: the model returned logits of {logits.shape[1]} of {tokens.shape[1]} tokens,"
+            " since it is cut along its context. Fix: generate with a plain GPT that has loaded "
+            "full_state_dict(model)."
+        )
+    return logits
 
 
 def _check_generate(

@@ -21,6 +21,7 @@ quantised    8 bits; `hooks`, what a bucket may send in place of all its bits
 local        ranks that meet every H steps
 pipeline/    stages on ranks, micro-batches through them
 tensor/      attention and MLP split over ranks; `mesh`, what follows for norms and checkpoints
+context/     one sequence split over ranks: ring, all-gather, all-to-all
 meta_device  models built unit by unit
 guards/      what is refused, and what is watched for
 """

@@ -20,6 +20,10 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
+# Axes of a mesh along which gradients are summed, and ZeRO may shard: the ranks have other samples,
+# or other tokens of the same ones. Along all other axes they have other parts of the model.
+SUMMED = ("data", "context")
+
 
 class Group:
     """This rank's place among the ranks that hold a model together; on a mesh, in two groups.
@@ -79,7 +83,8 @@ class Group:
     ) -> Self:
         """From a 2-D mesh (replicate, shard), a 1-D mesh (shard), a process group, or None.
 
-        Of a mesh with an axis named "data", that one shards, and the others are `axes`. cut:
+        Of a mesh with an axis named "data", that one shards, together with "context", if there is
+        one (see `SUMMED`), and the others are `axes`. cut:
         whether replicas cut their shard among themselves; needs a mesh (replicate, shard) unless
         None.
         """
@@ -118,8 +123,10 @@ class Group:
                 "axes than data a mesh has all ranks. Fix: one mesh for the world."
             )
         sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-        others = [name for name, size in sizes.items() if name != "data" and size > 1]
-        return cls(mesh.get_group("data"), axes={name: mesh.get_group(name) for name in others})
+        summed = tuple(name for name in sizes if name in SUMMED and sizes[name] > 1) or ("data",)
+        others = [name for name, size in sizes.items() if name not in SUMMED and size > 1]
+        group = mesh.get_group(*summed) if len(summed) == 1 else _ranks_of(mesh[summed])
+        return cls(group, axes={name: mesh.get_group(name) for name in others})
 
     @property
     def position(self) -> dict[str, tuple[int, int]]:

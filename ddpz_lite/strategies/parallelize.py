@@ -71,8 +71,9 @@ def parallelize(
             same shard cut the optimizer's state among themselves, and exchange gradients only for
             the step.
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard); or any
-            with an axis named "data", which shards. A model that is split over other axes, by
-            `Pipeline` or `tensor_parallel`, needs the mesh with these too.
+            with an axis named "data", which shards, together with "context" (`context_parallel`).
+            A model that is split over other axes, by `Pipeline` or `tensor_parallel`, needs the
+            mesh with these too.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
         mixed_precision: None, torch.bfloat16 or torch.float16: compute in it, step on fp32 master
             copies. fp16 gets a dynamic loss scale; `p.grad` is without it at stages 2 and 3, and

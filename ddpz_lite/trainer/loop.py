@@ -70,7 +70,7 @@ def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
     torch.manual_seed(recipe.seed)  # the same weights on every rank
     gpt = build(recipe, text).to(device)
     mesh = mesh_of(recipe, device)
-    readers = comm if mesh is None else Comm.of(mesh)
+    readers = comm if mesh is None else Comm.of(mesh["data"])
     log = Log(recipe, comm, readers.world)
     log.begin(text, gpt.num_params(), device)
     model, optimizer = shard(recipe, gpt, mesh)
@@ -135,8 +135,8 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step - 1)
         report_loss = partial(self.log.add, step)
-        world = self.readers.world
-        self.norm = update(recipe, self.model, self.optimizer, self.stream, world, report_loss)
+        ranks = self.readers.world * recipe.sharers
+        self.norm = update(recipe, self.model, self.optimizer, self.stream, ranks, report_loss)
         self.log.done()
 
     def after(self, step: int) -> None:

@@ -1,14 +1,15 @@
-"""`--mesh DxPxT`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor.
+"""`--mesh`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor x context.
 
-Ranks that differ only in pipe and tensor read the same windows. The micro-batches of an update
-(--accumulate) are those of the pipeline, in the order of --schedule; one stage is plain
-accumulation.
+Ranks that differ in another axis than data read the same windows; along context each computes its
+tokens of them. The micro-batches of an update (--accumulate) are those of the pipeline, in the
+order of --schedule; one stage is plain accumulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from ddpz_lite.checkpoint.parts import comm_of
 from ddpz_lite.model import GPT, next_token_loss
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.context.attention import context_parallel
 from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline
 from ddpz_lite.strategies.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -39,26 +41,28 @@ def mesh_of(recipe: Recipe, device: torch.device) -> dist.DeviceMesh | None:
     """The mesh of the recipe, None if it has none. Raises TrainingError unless it has all ranks."""
     if recipe.axes is None:
         return None
-    data, pipe, tensor = recipe.axes
-    ranks, world = data * pipe * tensor, Comm().world
+    ranks, world = prod(recipe.axes.values()), Comm().world
     if ranks != world:
         raise TrainingError(f"--mesh {recipe.mesh} needs {ranks} ranks, and there are {world}.")
-    return init_device_mesh(device.type, recipe.axes, mesh_dim_names=("data", "pipe", "tensor"))
+    names, shape = zip(*recipe.axes.items(), strict=True)
+    return init_device_mesh(device.type, shape, mesh_dim_names=names)
 
 
 def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
-    """The GPT, cut over `tensor` and distributed to stages over `pipe`."""
+    """The GPT, cut over `tensor` and `context`, and distributed to stages over `pipe`."""
     ranks, chunks = mesh["pipe"].size(), recipe.chunks
     schedule = SCHEDULES[recipe.schedule](ranks, recipe.accumulate)
-    stages = gpt_stages(tensor_parallel(gpt, mesh["tensor"]), ranks * chunks)
-    return Pipeline(stages, schedule, mesh["pipe"])
+    gpt = context_parallel(tensor_parallel(gpt, mesh["tensor"]), mesh["context"])
+    pipe = Pipeline(gpt_stages(gpt, ranks * chunks), schedule, mesh["pipe"])
+    pipe.order = gpt.order
+    return pipe
 
 
 def nats_through(pipe: Pipeline, batches: Sequence[Batch], factor: float) -> Tensor:
     """The nats () of these batches times `factor`: a step of the pipeline.
 
     Returned on the last stage, there on one rank of the tensor axis; 0 on all other ranks, so that
-    the sum over ranks counts each window once. A batch with `count` 0 adds nothing.
+    the sum over ranks counts each token once. A batch with `count` 0 adds nothing.
     """
     inputs = torch.cat([batch.inputs for batch in batches])  # (B, T)
     targets = torch.cat(
@@ -69,7 +73,8 @@ def nats_through(pipe: Pipeline, batches: Sequence[Batch], factor: float) -> Ten
         targets = torch.cat([targets, torch.full_like(targets[:1], IGNORED).expand(missing, -1)])
 
     def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
-        return next_token_loss(logits, targets, reduction="sum") * factor
+        local = targets if pipe.order is None else pipe.order.of(targets)
+        return next_token_loss(logits, local, reduction="sum") * factor
 
     loss = pipe.step(inputs, targets, loss_fn, weights=[1.0] * pipe.micro_batches)
     axes = comm_of(pipe).axes

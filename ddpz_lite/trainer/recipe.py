@@ -12,6 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 AUTO = "auto"
+# The axes of --mesh; neighbours along the last one are neighbours in the world. Another axis is one
+# more name here, and what `trainer.mesh` does along it.
+AXES = ("data", "pipe", "context", "tensor")
+UNNAMED = ("data", "pipe", "tensor")  # what --mesh 2x2x2 gives
 METAVARS = {int: "N", float: "X", str: "PATH"}
 UNPROFILED, PROFILED = 2, 3  # steps of --profile: the first to warm up, the next to record
 MOST = 2**31 - 1  # of any integer option, so that sums and products of two fit 64 bits
@@ -63,9 +67,10 @@ class Recipe:
     mesh: str | None = _option(
         "ranks",
         None,
-        "ranks along data, pipe and tensor: --stage along the first, layers in stages along the "
-        "second, with --accumulate micro-batches, heads and MLP cut along the third",
-        metavar="DxPxT",
+        "ranks along data, pipe and tensor, or along named axes, as data=2,context=2. data: other "
+        "windows; pipe: layers in stages, with --accumulate micro-batches; tensor: heads and MLP "
+        "are cut; context: other tokens of the same windows. --stage goes along data and context",
+        metavar="DxPxT|NAME=N,...",
     )
     schedule: str = _option(
         "ranks",
@@ -152,13 +157,27 @@ class Recipe:
             raise ValueError("--save-in-background needs --checkpoint DIR, the folder to save to")
 
     @property
-    def axes(self) -> tuple[int, int, int] | None:
-        """Ranks along data, pipe and tensor; None without --mesh."""
+    def axes(self) -> dict[str, int] | None:
+        """Ranks by name of the axis, 1 for those that --mesh does not name; None without it."""
         if self.mesh is None:
             return None
-        if not re.fullmatch(r"([1-9]\d{0,3}x){2}[1-9]\d{0,3}", self.mesh):
-            raise ValueError(f"--mesh takes DxPxT, as 2x2x2 for 8 ranks, not {self.mesh!r}")
-        return tuple(map(int, self.mesh.split("x")))
+        sizes = dict.fromkeys(AXES, 1)
+        if re.fullmatch(r"([1-9]\d{0,3}x){2}[1-9]\d{0,3}", self.mesh):
+            return sizes | dict(zip(UNNAMED, map(int, self.mesh.split("x")), strict=True))
+        given = [part.partition("=") for part in self.mesh.split(",")]
+        names = [name for name, _, _ in given]
+        counts = all(re.fullmatch(r"[1-9]\d{0,3}", size) for _, _, size in given)
+        if not counts or not set(names) <= set(AXES) or len(set(names)) < len(names):
+            raise ValueError(
+                "--mesh takes DxPxT, as 2x2x2 for 8 ranks, or names with a number each, as "
+                f"data=2,context=2; not {self.mesh!r}. The names are {', '.join(AXES)}."
+            )
+        return sizes | {name: int(size) for name, _, size in given}
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share each window, with some of its tokens on each."""
+        return self.axes["context"] if self.axes else 1
 
     @property
     def chunks(self) -> int:
@@ -166,7 +185,8 @@ class Recipe:
         return 2 if self.schedule == "interleaved" else 1
 
     def _check_mesh(self) -> None:
-        _, pipe, tensor = self.axes or (1, 1, 1)
+        axes = self.axes or dict.fromkeys(AXES, 1)
+        pipe, tensor = axes["pipe"], axes["tensor"]
         if pipe == 1 and self.schedule != "1f1b":
             raise ValueError(f"--schedule {self.schedule} is for stages. Fix: --mesh 1x2x1, say")
         if self.axes is None:
@@ -184,6 +204,18 @@ class Recipe:
             raise ValueError(f"--mesh {self.mesh}: --heads {self.heads} do not divide by {tensor}")
         if tensor > 1 and self.dropout:
             raise ValueError(f"--mesh {self.mesh} cuts heads, and needs --dropout 0")
+        self._check_context()
+
+    def _check_context(self) -> None:
+        if self.sharers == 1:
+            return
+        if self.dropout:
+            raise ValueError(f"--mesh {self.mesh} cuts windows, and needs --dropout 0")
+        if self.context % (chunks := 2 * self.sharers):
+            raise ValueError(
+                f"--mesh {self.mesh} cuts windows into {chunks} chunks, two for each rank along "
+                f"context, and --context {self.context} does not divide by {chunks}"
+            )
 
     def _check_survive(self) -> None:
         if not self.survive:

@@ -24,12 +24,12 @@ from ddpz_lite.course.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("lessons", "solutions", "exercises")
 NEW = [
-    "lessons/18_zero_in_practice.ipynb",
-    "solutions/18_zero_in_practice.ipynb",
-    "ddpz_lite/course/tasks/lesson18/__init__.py",
-    "ddpz_lite/course/tasks/lesson18/job.py",
-    "ddpz_lite/course/tasks/lesson18/judge.py",
-    "tests/answers/lesson18.py",
+    "lessons/21_zero_in_practice.ipynb",
+    "solutions/21_zero_in_practice.ipynb",
+    "ddpz_lite/course/tasks/lesson21/__init__.py",
+    "ddpz_lite/course/tasks/lesson21/job.py",
+    "ddpz_lite/course/tasks/lesson21/judge.py",
+    "tests/answers/lesson21.py",
     "lessons/plan.json",
 ]
 
@@ -43,7 +43,10 @@ def copy(tmp_path_factory):
         shutil.copytree(ROOT / folder, root / folder, ignore=leave)
     for name in ("README.md", "README.zh.md"):
         shutil.copy(ROOT / name, root)
-    made = run(root, "new", "18", "ZeRO in practice", "--task", "any_inf")
+    plan = json.loads((root / "lessons/plan.json").read_text(encoding="utf-8"))
+    plan["chinese"]["21"] = ["ZeRO 实战", "一项任务"]
+    (root / "lessons/plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    made = run(root, "new", "21", "ZeRO in practice", "--task", "any_inf")
     assert made.returncode == 0, made.stderr
     assert re.findall(r"^wrote (\S+)$", made.stdout, re.M) == NEW
     return root
@@ -57,27 +60,27 @@ def run(root, *words):
 
 
 def test_new_writes_its_files_and_refuses_to_write_them_again(copy):
-    assert "18" not in json.loads((copy / "lessons/plan.json").read_text())["planned"]
+    assert "21" not in json.loads((copy / "lessons/plan.json").read_text())["planned"]
     texts = {name: (copy / name).read_text() for name in NEW}
-    again = run(copy, "new", "18", "Something else")
+    again = run(copy, "new", "21", "Something else")
     assert again.returncode == 2 and "Nothing was written." in again.stderr
     assert {name: (copy / name).read_text() for name in NEW} == texts
 
 
 @pytest.mark.rest
 def test_author_lists_what_a_skeleton_lacks_and_nothing_else(copy):
-    done = run(copy, "author", "18")
+    done = run(copy, "author", "21")
     assert done.returncode == 1, done.stderr
     kinds = (
-        "lessons/18_zero_in_practice.ipynb: TODO in cells 0, 1",
-        "lessons/18_zero_in_practice.ipynb: cells were run in the order",
-        "no term is defined in 18_zero_in_practice.ipynb",
-        "solutions/18_zero_in_practice.ipynb: TODO in cells 0, 2",
-        "solutions/18_zero_in_practice.ipynb: cells were run in the order",
-        "18.any_inf: title, hints or debrief still say TODO",
-        "18_zero_in_practice.ipynb differs from its master: make exercises",
+        "lessons/21_zero_in_practice.ipynb: TODO in cells 0, 1",
+        "lessons/21_zero_in_practice.ipynb: cells were run in the order",
+        "no term is defined in 21_zero_in_practice.ipynb",
+        "solutions/21_zero_in_practice.ipynb: TODO in cells 0, 2",
+        "solutions/21_zero_in_practice.ipynb: cells were run in the order",
+        "21.any_inf: title, hints or debrief still say TODO",
+        "21_zero_in_practice.ipynb differs from its master: make exercises",
         "differs from what the notebooks say: make course",
-        "warning: lessons/18_zero_in_practice.ipynb: the header says 60 minutes",
+        "warning: lessons/21_zero_in_practice.ipynb: the header says 60 minutes",
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("- ")]
     for kind in kinds:
@@ -90,7 +93,7 @@ def test_author_lists_what_a_skeleton_lacks_and_nothing_else(copy):
 def test_the_task_of_a_skeleton_works_at_once(copy):
     """Its solution is right, its wrong answers get their sentences, its right ones full points."""
     env = {**os.environ, "PYTHONPATH": str(copy)}
-    command = [sys.executable, "-m", "answers", "18"]
+    command = [sys.executable, "-m", "answers", "21"]
     done = subprocess.run(
         command, cwd=copy / "tests", env=env, capture_output=True, text=True, timeout=600
     )
@@ -104,9 +107,9 @@ def test_the_task_of_a_skeleton_works_at_once(copy):
     [
         (["5", "DDP again"], "lesson 05 is there already, as lessons/05_ddp.ipynb"),
         (["123", "Too far"], "a lesson's number is NN"),
-        (["18", "?!"], "the title needs words"),
-        (["18", "A title", "--task", "two words"], "--task names a function"),
-        (["18", "A title", "--task", "class"], "--task names a function"),
+        (["21", "?!"], "the title needs words"),
+        (["21", "A title", "--task", "two words"], "--task names a function"),
+        (["21", "A title", "--task", "class"], "--task names a function"),
     ],
 )
 def test_new_refuses_in_one_line(words, complaint, capsys, monkeypatch):
@@ -114,7 +117,7 @@ def test_new_refuses_in_one_line(words, complaint, capsys, monkeypatch):
     assert main(["new", *words]) == 2
     error = capsys.readouterr().err
     assert complaint in error and len(error.splitlines()) == 1
-    assert not list(ROOT.glob("lessons/18*"))
+    assert not list(ROOT.glob("lessons/21*"))
 
 
 def test_a_second_notebook_says_that_it_can_wait():

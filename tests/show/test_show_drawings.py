@@ -26,6 +26,7 @@ from ddpz_lite.course.show.lesson11 import (
     watched_fsdp2,
 )
 from ddpz_lite.course.show.lesson13 import regroup_sequence, resharding, shares_figure
+from ddpz_lite.course.show.lesson18 import causal_picture, windows_picture, works
 
 NONE = dict.fromkeys(
     ("parameters", "gradients", "optimizer", "buffers", "transient", "activations", "temporary"), 0
@@ -313,3 +314,21 @@ def test_resharding_and_shares_say_their_numbers():
     _, alt, table = shares_figure({"restart": 0.131, "twice": 1.5}, title="Modelled")
     assert alt == "Modelled. Lost: restart 13.1%; twice 150.0%."
     assert table[1:] == [["restart", "13.1%"], ["twice", "150.0%"]]
+
+
+def test_a_causal_mask_gives_contiguous_parts_unequal_work_and_a_zigzag_equal():
+    for ranks in (2, 4, 8):
+        assert works(ranks, "contiguous") == [(2 * r + 1) / ranks**2 for r in range(ranks)]
+        assert works(ranks, "zigzag") == [1 / ranks] * ranks
+        figure, alt, table = causal_picture(ranks, "contiguous")
+        figure.canvas.draw()
+        assert f"{(ranks - 1) / (2 * ranks - 1):.1%} of the ranks' time is idle" in alt
+        assert table[1:] == [[r, (2 * r + 1) / ranks**2] for r in range(ranks)]
+
+
+def test_each_rank_has_its_chunks_of_its_window():
+    figure, alt, table = windows_picture(2, 2, "zigzag")
+    figure.canvas.draw()
+    assert table[1:] == [[0, 0, "0, 3"], [1, 0, "1, 2"], [2, 1, "0, 3"], [3, 1, "1, 2"]]
+    assert "rank 3 has chunks 1, 2 of window 1" in alt
+    assert windows_picture(1, 2, "contiguous")[2][1:] == [[0, 0, "0, 1"], [1, 0, "2, 3"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from train_state import write_text
@@ -29,14 +30,21 @@ def results(recipe: Recipe) -> tuple[list[float], str]:
 
 @pytest.mark.parametrize(
     ("mesh", "stage"),
-    [("2x2x1", 2), ("1x2x2", 0), pytest.param("2x2x2", 1, marks=pytest.mark.extra)],
+    [
+        ("2x2x1", 2),
+        ("1x2x2", 0),
+        ("data=2,context=2", 3),
+        pytest.param("context=2,data=2", 0, marks=pytest.mark.rest),
+        pytest.param("context=2,pipe=2", 1, marks=pytest.mark.rest),
+        pytest.param("tensor=2,context=2", 2, marks=pytest.mark.rest),
+        pytest.param("2x2x2", 1, marks=pytest.mark.extra),
+    ],
 )
 def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
-    data, pipe, tensor = map(int, mesh.split("x"))
-    numbers, sample = results(replace(recipe, batch=2 * data))
-    assert len(numbers) == 14 and numbers[-3] < numbers[0]
     many = replace(recipe, mesh=mesh, stage=stage)
-    run = dz.launch(results, data * pipe * tensor, args=(many,), record=False)
+    numbers, sample = results(replace(recipe, batch=2 * many.axes["data"]))
+    assert len(numbers) == 14 and numbers[-3] < numbers[0]
+    run = dz.launch(results, prod(many.axes.values()), args=(many,), record=False)
     for found, text in run:
         assert (found, text) == run[0]
         assert found == pytest.approx(numbers, abs=2e-4)
@@ -57,17 +65,16 @@ def test_a_schedule_changes_only_the_order(recipe, schedule):
 
 def test_a_run_continues_on_another_mesh(recipe, tmp_path):
     """Three jobs, each from the checkpoint of the one before, at another shape and stage."""
-    shapes = [("1x2x1", 0), ("2x1x2", 3), ("2x2x1", 1)]
+    shapes = [("1x2x1", 0), ("2x1x2", 3), ("data=2,context=2", 1)]
     kept = replace(recipe, validate=0, sample=0)
     found, alone = [], []
     for number, (mesh, stage) in enumerate(shapes, 1):
         now = replace(kept, steps=4 * number)
         one = replace(now, batch=4, checkpoint=str(tmp_path / "one"), resume=True)
         alone += train(one)["losses"]
-        data, pipe, tensor = map(int, mesh.split("x"))
-        many = replace(now, batch=4 // data, mesh=mesh, stage=stage)
-        many = replace(many, checkpoint=str(tmp_path / "many"), resume=True)
-        run = dz.launch(train, data * pipe * tensor, args=(many,), record=False)
+        many = replace(now, mesh=mesh, stage=stage, checkpoint=str(tmp_path / "many"), resume=True)
+        many = replace(many, batch=4 // many.axes["data"])
+        run = dz.launch(train, prod(many.axes.values()), args=(many,), record=False)
         assert all(result["losses"] == run[0]["losses"] for result in run)
         found += run[0]["losses"]
     assert len(found) == 12
@@ -77,8 +84,13 @@ def test_a_run_continues_on_another_mesh(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--mesh", "2x2"], "--mesh takes DxPxT, as 2x2x2 for 8 ranks, not '2x2'"),
+        (["--mesh", "2x2"], "--mesh takes DxPxT, as 2x2x2 for 8 ranks, or names"),
         (["--mesh", "2x0x2"], "--mesh takes DxPxT"),
+        (["--mesh", "data=2,rows=2"], "The names are data, pipe, context, tensor."),
+        (["--mesh", "data=2,data=2"], "as data=2,context=2; not 'data=2,data=2'"),
+        (["--mesh", "context=3"], "--mesh context=3 cuts windows into 6 chunks"),
+        (["--mesh", "context=2", "--dropout", "0.1"], "context=2 cuts windows, and needs"),
+        (["--mesh", "context=2", "--ranks", "3"], "--mesh context=2 has 2 ranks, and --ranks"),
         (["--mesh", "1x3x1"], "--mesh 1x3x1 has 3 stages for --layers 2"),
         (["--mesh", "1x1x3"], "--mesh 1x1x3: --heads 2 do not divide by 3"),
         (["--mesh", "1x1x2", "--dropout", "0.1"], "--mesh 1x1x2 cuts heads, and needs --dropout 0"),

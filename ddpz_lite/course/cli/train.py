@@ -26,6 +26,7 @@ EXAMPLE = "ddpz train --ranks 2 --stage 2 --steps 100"
 MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
           ddpz train --mesh 2x2x2 --stage 1 --accumulate 4 --batch 2
+          ddpz train --mesh data=2,context=2 --stage 3 --context 512
           ddpz train --ranks 3 --survive
           ddpz train --stage 3 --checkpoint runs/a --save-every 50 --resume
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite train \\
@@ -121,7 +122,7 @@ def start(recipe: Recipe, ranks: int | None) -> int:
     """Train on ranks of this machine."""
     import ddpz_lite as dz
 
-    on_mesh = prod(recipe.axes) if recipe.axes else None
+    on_mesh = prod(recipe.axes.values()) if recipe.axes else None
     if None not in (ranks, on_mesh) and ranks != on_mesh:
         raise UserError(f"--mesh {recipe.mesh} has {on_mesh} ranks, and --ranks says {ranks}.")
     ranks = next(given for given in (ranks, on_mesh, RANKS) if given is not None)

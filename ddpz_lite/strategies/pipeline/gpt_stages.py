@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-import torch
 from torch import Tensor, nn
 
-from ddpz_lite.model import GPT
+from ddpz_lite.model import GPT, with_places
 
 
 class GPTStage(nn.Module):
     """Some blocks of a GPT; the first stage has the embeddings too, the last the norm and head.
 
     Parameters are those of the GPT, under the same names. With tied weights the last stage holds
-    the token embedding as well, because its weight is the head's.
+    the token embedding as well, because its weight is the head's. After `context_parallel` a rank
+    has T / N of the tokens of each stage.
     """
 
     def __init__(self, gpt: GPT, blocks: range) -> None:
@@ -24,7 +24,7 @@ class GPTStage(nn.Module):
         if self.is_first or (self.is_last and gpt.config.tied):
             self.tokens = gpt.tokens
         if self.is_first:
-            self.positions, self.drop = gpt.positions, gpt.drop
+            self.positions, self.drop, self.order = gpt.positions, gpt.drop, gpt.order
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
         if self.is_last:
             self.norm, self.head = gpt.norm, gpt.head
@@ -32,7 +32,7 @@ class GPTStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, T) on the first stage, otherwise (B, T, C); logits (B, T, V) on the last."""
         if self.is_first:
-            places = torch.arange(x.size(1), device=x.device)  # (T,)
+            x, places = with_places(x, self.order)
             x = self.drop(self.tokens(x) + self.positions(places))  # (B, T, C)
         for block in self.blocks.values():
             x = block(x)

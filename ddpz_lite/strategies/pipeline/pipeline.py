@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm, backend_of
+from ddpz_lite.strategies.context.attention import check_reduced
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.mesh import Chunks, cuts_of
 from ddpz_lite.strategies.parameters import empty_parameter, show_parts
@@ -391,3 +392,4 @@ def check_axes(model: nn.Module, comm: Comm) -> None:
             "which: each would take its part for the whole. Fix: parallelize(model, ..., "
             'mesh=init_device_mesh(device, (d, p, t), mesh_dim_names=("data", "pipe", "tensor"))).'
         )
+    check_reduced(model, comm)

@@ -87,7 +87,7 @@ def cards() -> dict[str, Card]:
 
 @cache
 def topics() -> dict[str, Words]:
-    """The topics of articles and interview guides, T001 to T119; cells say which they teach."""
+    """The topics of articles and interview guides; cells say which they teach."""
     return {key: Words(*pair) for key, pair in _read(HERE / "topics.toml").items()}
 
 

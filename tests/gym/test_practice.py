@@ -72,7 +72,7 @@ def test_new_cards_come_from_the_topics_in_turn_day_after_day():
         for card in days[-1]:
             deck.review(card, Rating.EASY, START)
     order = [card.topic for day in days for card in day]
-    assert order == (topics * 2)[:15] and len(topics) == 12
+    assert order == (topics * 2)[:15] and len(topics) >= 13
     zero = [card for card in ALL.values() if card.topic.en == "ZeRO"]
     assert Deck().due(zero, START, new=99) == zero, "in the bank's order"
 

@@ -94,9 +94,9 @@ def _merge_cases(rng: torch.Generator) -> list[Case]:
             "masked rows",
             "masked",
             masked(drawn((2, 6, 3)), (0, 1, 2), (2, 3)),
-            masked(drawn((5, 2)), (0, 1, 2, 3, 4), ()),
-            masked(drawn((5, 2)), (), (0, 1, 2, 3, 4)),
-            masked(drawn((3, 2), f64, f64), (0, 1, 2), (0, 1, 2)),
+            masked(drawn((1, 5, 2)), (0, 1, 2, 3, 4), ()),
+            masked(drawn((1, 5, 2)), (), (0, 1, 2, 3, 4)),
+            masked(drawn((1, 3, 2), f64, f64), (0, 1, 2), (0, 1, 2)),
         ),
         case(
             "other shapes and dtypes",
@@ -339,7 +339,9 @@ def _ring_mistakes(case: Case, number: int, rank: int) -> dict[str, Callable[[],
     found = {}
     if world > 1:
         found |= {
-            "is attention to the rank's own keys alone.": value([rank], right),
+            "is attention to the rank's own keys alone: what came was not used.": value(
+                [rank], right
+            ),
             "lacks the keys of the next rank: there are N - 1 rounds.": value(
                 [o for o in every if o != (rank + 1) % world], right
             ),
@@ -347,9 +349,6 @@ def _ring_mistakes(case: Case, number: int, rank: int) -> dict[str, Callable[[],
                 [o for o in every if o != (rank - 1) % world], right
             ),
             "lacks the rank's own keys.": value([o for o in every if o != rank], right),
-            "has the rank's own keys in every round: what came was not used.": value(
-                [rank] * world, right
-            ),
         }
     if not call["causal"]:
         found["is that of a causal mask, and here every token sees all."] = value(
@@ -431,11 +430,6 @@ def _ring_messages(seen: Observed, number: int) -> str | None:
             return f"Rank {rank} sent to rank {min(far)}, which is not its neighbour."
         if len(peers) > 1:
             return f"Rank {rank} sent to both neighbours. All blocks go the same way."
-        if len(sends) > 2 * (world - 1):
-            return (
-                f"Rank {rank} sent {len(sends)} messages. {world - 1} rounds of keys and values "
-                f"are {2 * (world - 1)}, or half as many if they travel together."
-            )
         sent = sum(c.elements for c in sends)
         blocks = [_block(case, number, o) for o in range(world)]
         most = sum(blocks) - blocks[min(peers)] if peers else 0
@@ -446,6 +440,11 @@ def _ring_messages(seen: Observed, number: int) -> str | None:
             return (
                 f"Rank {rank} sent {sent} elements. It has to pass on every block but that of the "
                 f"rank it sends to: {most}.{why}"
+            )
+        if len(sends) > 2 * (world - 1):
+            return (
+                f"Rank {rank} sent {len(sends)} messages. {world - 1} rounds of keys and values "
+                f"are {2 * (world - 1)}, or half as many if they travel together."
             )
         if wide := {c.dtype for c in sends} - {_name(case.inputs[rank]["calls"][number]["k"])}:
             return f"Rank {rank} sent {min(wide)}, and keys and values have another dtype."
@@ -462,9 +461,9 @@ def _ring_overlap(seen: Observed, number: int) -> str | None:
     for rank, got in enumerate(seen.data):
         calls = seen.calls(rank, f"call {number}")
         sends, receives = ([c for c in calls if c.op == op] for op in ("send", "recv"))
-        if not sends:
-            return f"Rank {rank} sent nothing to a neighbour: nothing travels while it attends."
-        up = sends[0].peer == (rank + 1) % world
+        if not calls:
+            return f"Rank {rank} neither sent nor received: nothing travels while it attends."
+        up = sends[0].peer == (rank + 1) % world if sends else receives[0].peer == rank - 1
         for attend, owner in _attended(seen, rank, number, got):
             if owner is None:
                 return (
@@ -748,7 +747,9 @@ ULYSSES = Task(
         Criterion(
             "shared heads, another dtype, views", 1, _each_call(_ulysses_call), on=("other",)
         ),
-        Criterion("four all-to-alls, each element to one rank", 2, _ulysses_traffic),
+        Criterion(
+            "four all-to-alls, each element to one rank", 2, _ulysses_traffic, on=("", "other")
+        ),
         Criterion("heads that do not divide are refused", 2, _ulysses_refuses, on=("refuse",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
@@ -1184,7 +1185,7 @@ def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
     if ratio <= MOST:
         return None
     loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in dealt]
-    told = f"rank {loads.index(max(loads))} has {ratio:.2f} times the mean work."
+    told = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
     per = chunks // ranks
     own = [sorted(part) for part in dealt]
     if own == [list(range(r * per, (r + 1) * per)) for r in range(ranks)]:

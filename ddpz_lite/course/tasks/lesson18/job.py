@@ -216,7 +216,7 @@ def shifted_loss(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> 
             loss = answer(logits, call["labels"])
         value = loss.detach().clone() if isinstance(loss, torch.Tensor) else loss
         gradient, early = None, logits.grad is not None
-        if call["grad"]:
+        if call["grad"] and isinstance(loss, torch.Tensor):
             with span(f"backward {number}"):
                 (loss * call["times"]).backward()
             gradient = logits.grad

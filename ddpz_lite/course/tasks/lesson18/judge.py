@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -349,6 +350,12 @@ def _ring_mistakes(case: Case, number: int, rank: int) -> dict[str, Callable[[],
                 [o for o in every if o != (rank - 1) % world], right
             ),
             "lacks the rank's own keys.": value([o for o in every if o != rank], right),
+            "is attention to the last block alone: hand attend what it returned before.": value(
+                [(rank + 1) % world], right
+            ),
+            "is the mean of the blocks' results: hand attend what it returned before.": lambda: (
+                torch.stack([value([o], right)() for o in every]).mean(0)
+            ),
         }
     if not call["causal"]:
         found["is that of a causal mask, and here every token sees all."] = value(
@@ -391,7 +398,7 @@ def _own_alone(case: Case, number: int, rank: int) -> torch.Tensor:
 
 def _ring_call(seen: Observed, number: int) -> str | None:
     case = seen.case
-    for rank, got in enumerate(seen.data):
+    for rank, got in reversed(list(enumerate(seen.data))):  # the last rank's queries see most
         call = case.inputs[rank]["calls"][number]
         lengths = call["lengths"]
         right: Mask = (
@@ -800,6 +807,12 @@ def _loss_cases(rng: torch.Generator) -> list[Case]:
             made.append({"logits": logits, "labels": labels, "grad": grad, "times": times})
         return made
 
+    def one_label(lengths: Sequence[int], rank: int, place: int) -> list[Call]:
+        """A call in which one label alone counts, of this rank at this place."""
+        made = calls(lengths, hidden=range(len(lengths)))
+        made[rank]["labels"][0, place] = 4
+        return made
+
     def case(says: str, kind: str, *every: list[Call]) -> Case:
         world = len(every[0])
         inputs = [{"calls": [one[rank] for one in every]} for rank in range(world)]
@@ -828,6 +841,8 @@ def _loss_cases(rng: torch.Generator) -> list[Case]:
             calls((3, 2, 4), 2, hidden=(0, 2)),
             calls((2, 3, 1), 2, hidden=(0, 1, 2)),
             calls((1, 4, 2), 2, skipped=0.0),
+            one_label((3, 2, 2), 1, 0),
+            one_label((3, 2, 2), 1, 1),
         ),
         case(", without any label", "edge", calls((3,), hidden=(0,)), calls((1,), skipped=0.0)),
         case(
@@ -902,6 +917,9 @@ def _loss_mistakes(
     cut = [torch.cat([one[:, 1:], torch.full_like(one[:, :1], NOT_COUNTED)], 1) for one in own]
     rolled = [one.roll(-1, 1) for one in own]
     flat = [torch.cat([one.flatten()[1:], one.flatten()[:1]]).view_as(one) for one in own]
+    back = list(labels.roll(1, 1).split([one.shape[1] for one in own], 1))
+    back[0] = back[0].clone()
+    back[0][:, 0] = NOT_COUNTED
     each = [s / max(c, 1) for s, c in zip(sums, counts, strict=True)]
     found = {
         "does not have the labels over the borders: that of a part's last token is the first of "
@@ -910,6 +928,7 @@ def _loss_mistakes(
         "has the sequence's last token predict its first one.": mean(nexts),
         "has labels that are not shifted: a token is to predict the next one.": mean(own),
         "has labels shifted across rows: shift along the tokens.": mean(flat),
+        "has labels shifted the other way: a token is to predict the next one.": mean(back),
         "is the mean of the ranks' means. Ranks have different numbers of labels.": (
             sum(each) / case.world
         ),
@@ -1057,22 +1076,36 @@ LOSS = Task(
 # -- 18.zigzag -------------------------------------------------------------------------------------
 
 MOST = 1.1  # times the mean
-FOLDS = (1, 2, 3, 4)  # tokens divide by 2 N times each of these
+FOLDS = (1, 2, 3)  # tokens divide by 2 N times each of these; the last is always enough
 
 
 def _zigzag_cases(rng: torch.Generator) -> list[Case]:
     def drawn(ranks: int, folds: int, unit: int) -> Call:
         """A window for which so many folds are needed, and whose limit no rank meets exactly."""
-        tokens = 24 * ranks * unit
+        tokens = 12 * ranks * unit
         fit = [
             window
             for window in range(1, tokens + 1)
             if _needed(tokens, window, ranks) == folds and not _close(tokens, window, ranks)
         ]
-        return _question(tokens, fit[int(torch.randint(len(fit), (), generator=rng))], ranks)
+        return _question(tokens, _one_of(fit), ranks)
 
     def _question(tokens: int, window: int, ranks: int) -> Call:
         return {"tokens": tokens, "window": window, "ranks": ranks}
+
+    def _one_of(values: list[Any]) -> Any:
+        return values[int(torch.randint(len(values), (), generator=rng))]
+
+    def telling(slip: Works) -> list[Call]:
+        """Questions for which work counted so leads to too many chunks, and to too few."""
+        more, fewer = [], []
+        for ranks in (2, 3, 4, 5):
+            tokens = 12 * ranks
+            for window in range(1, tokens + 1):
+                right, other = _needed(tokens, window, ranks), _needed(tokens, window, ranks, slip)
+                if right != other and not _close(tokens, window, ranks):
+                    (more if other > right else fewer).append(_question(tokens, window, ranks))
+        return [_one_of(found) for found in (more, fewer) if found]
 
     base = drawn(4, 2, 3)
     other = [q["window"] for q in (drawn(4, 2, 3) for _ in range(20))]
@@ -1086,16 +1119,18 @@ def _zigzag_cases(rng: torch.Generator) -> list[Case]:
         drawn(2, 2, 4),
         drawn(6, 3, 1),
         drawn(5, 1, 2),
+        *(question for slip in SLIPS for question in telling(slip)),
         base,
     ]
     edges = [
-        _question(24, 10, 1),
+        _question(12, 10, 1),
         _question(96, 1, 4),
         _question(96, 96, 4),
         _question(96, 1000, 4),
         _question(48, 48, 2),
-        _question(24 * 8, 24 * 8, 8),
+        _question(12 * 8, 12 * 8, 8),
         drawn(8, 3, 1),
+        drawn(7, 2, 1),
     ]
     return [
         Case("windows shorter than the sequence", [{"questions": varied}]),
@@ -1103,13 +1138,39 @@ def _zigzag_cases(rng: torch.Generator) -> list[Case]:
     ]
 
 
+Works = Callable[[int, int, int], list[int]]  # (tokens, window, chunks) -> of each chunk
+
+
 def _works(tokens: int, window: int, chunks: int) -> list[int]:
     """Pairs of tokens that see each other, by chunk of the queries."""
+    return _counted(tokens, window, chunks)
+
+
+def _counted(
+    tokens: int, window: int, chunks: int, own: int = 1, first: int = 0, last: int = 0
+) -> list[int]:
+    """own: how many a token sees besides those before it. first, last: tokens by which a chunk
+    begins and ends later than it does.
+    """
     size = tokens // chunks
     return [
-        sum(min(place + 1, window) for place in range(c * size, (c + 1) * size))
+        sum(min(place + own, window) for place in range(c * size + first, (c + 1) * size + last))
         for c in range(chunks)
     ]
+
+
+SLIPS: tuple[Works, ...] = tuple(
+    partial(_counted, **slip)
+    for slip in (
+        {"own": 0},
+        {"own": 2},
+        {"own": -1},
+        {"first": 1},
+        {"first": -1},
+        {"last": 1},
+        {"last": -1},
+    )
+)
 
 
 def _folded(chunks: int, ranks: int) -> list[list[int]]:
@@ -1127,13 +1188,15 @@ def _busiest(works: Sequence[int], dealt: Sequence[Sequence[int]]) -> float:
     return max(loads) * len(dealt) / sum(works)
 
 
-def _ratio(tokens: int, window: int, ranks: int, folds: int) -> float:
+def _ratio(tokens: int, window: int, ranks: int, folds: int, works: Works = _works) -> float:
     chunks = 2 * ranks * folds
-    return _busiest(_works(tokens, window, chunks), _folded(chunks, ranks))
+    return _busiest(works(tokens, window, chunks), _folded(chunks, ranks))
 
 
-def _needed(tokens: int, window: int, ranks: int) -> int:
-    return next(m for m in FOLDS if _ratio(tokens, window, ranks, m) <= MOST)
+@cache
+def _needed(tokens: int, window: int, ranks: int, works: Works = _works) -> int:
+    enough = (m for m in FOLDS if _ratio(tokens, window, ranks, m, works) <= MOST)
+    return next(enough, FOLDS[-1])
 
 
 def _close(tokens: int, window: int, ranks: int) -> bool:

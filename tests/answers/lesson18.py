@@ -626,7 +626,7 @@ def ulysses(attend, q, k, v, lengths):
         says="the split sizes of all_to_all",
         loses=WHOLE,
     ),
-    Wrong("no refusal", ulysses((LOOK, "")), says="the split sizes of all_to_all", loses=REFUSED),
+    Wrong("no refusal", ulysses((LOOK, "")), says="4 ranks, heads that do not divide", loses=REFUSED),
     Wrong(
         "an assertion",
         ulysses((LOOK, "    assert len(q) % world == 0 and len(k) % world == 0, (len(q), world)\n")),
@@ -642,7 +642,7 @@ def ulysses(attend, q, k, v, lengths):
     Wrong(
         "too few heads alone",
         ulysses(("if heads % world", "if heads < world")),
-        says="the split sizes of all_to_all",
+        says="4 ranks, heads that do not divide",
         loses=REFUSED,
     ),
     Wrong(
@@ -671,7 +671,7 @@ def ulysses(attend, q, k, v, lengths):
     Wrong(
         "refuses on rank 0",
         ulysses(("if heads % world:", "if heads % world and rank == 0:")),
-        says="the split sizes of all_to_all",
+        says="4 ranks, heads that do not divide",
         loses=REFUSED,
     ),
     Wrong(
@@ -1235,8 +1235,33 @@ PROMISES = {
         "2, 4 or 6 chunks for each rank are enough": (*NEEDED, ""),
     },
 }
+KEYS = "kv_heads divides heads: what divides kv_heads divides both"
 EQUIVALENT = {
     "18.merge": {"`0.0` -> `1.0`": "e^(-inf - 1) is 0, too"},
+    "18.ring_attention": {
+        "`range(world)` -> `range(world + 1)` (#2)": "one start more, which no rank has",
+        "`(rank - turn) % world` -> `rank - turn`": "a list counts -1 from its end, as % does",
+        "`(owner - 1) % world` -> `owner - 1`": "a list counts -1 from its end, as % does",
+    },
+    "18.ulysses": {
+        "`0` -> `-1` (#2)": "every part has the dtype",
+        "`for heads in (len(q), len(k)): if heads % world: raise Va...` -> [-1:]": KEYS,
+        "`for heads in (len(q), len(k)): if heads % world: raise Va...` -> [1:]": KEYS,
+        "`def to_tokens(x): shape = torch.Size((len(x), lengths[ran...` -> its first result, kept": (
+            "it is made anew in each call, and called once"
+        ),
+    },
+    "18.zigzag": {
+        "`4` -> `5`": "m = 3 is always enough",
+        "`2` -> `3` (#2)": "the places below 0 count from the end: it goes up once, then down twice",
+        "`dealt[min(place, 2 * ranks - 1 - place)]` -> "
+        "`dealt[min(place, 2 * ranks - 1 - place) - 1]`": "ranks have other numbers, and are alike",
+        "`max((sum((work[c] for c in own)) for own in dealt)) * ran...` -> "
+        "`max((sum((work[c] for c in own)) for own in dealt)) * ran...`": (
+            "< for <=: no case meets the limit exactly, where rounding would decide"
+        ),
+        "`for own in dealt` -> [-1:]": "the last rank has the middle chunks, and the most work",
+    },
     "18.shifted_loss": {
         "`torch.nn.functional.cross_entropy(wide.flatten(0, 1), shi...` -> "
         "`torch.nn.functional.cross_entropy(wide.flatten(0, 1), shi...`": "-100 is the default",

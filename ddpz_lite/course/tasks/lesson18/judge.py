@@ -365,6 +365,9 @@ def _ring_mistakes(case: Case, number: int, rank: int) -> dict[str, Callable[[],
     firsts = [r * n for r, n in enumerate(lengths)]
     return found | {
         "is without the causal mask.": value(every, none),
+        "has the causal mask in the rank's own block alone.": lambda: _own_alone(
+            case, number, rank
+        ),
         "hides a token from itself: it sees its own place, too.": value(
             every, _by_places(starts, lengths, strictly=True)
         ),
@@ -379,9 +382,6 @@ def _ring_mistakes(case: Case, number: int, rank: int) -> dict[str, Callable[[],
         ),
         "has parts begin at rank times their own length. They begin where the parts before end.": (
             value(every, _by_places(firsts, lengths))
-        ),
-        "has the causal mask in the rank's own block alone.": lambda: _own_alone(
-            case, number, rank
         ),
     }
 

@@ -48,8 +48,9 @@ class Stage(nn.Module):
 class Pipe:
     """This rank's stage, and what it does with a micro-batch."""
 
+    kinds = {"F": "forward", "B": "backward"}
+
     def __init__(self, stage):
-        self.kinds = {"F": "forward", "B": "backward"}
         self.stage = stage
         self.rank, self.last = dist.get_rank(), dist.get_world_size() - 1
 

@@ -309,6 +309,7 @@ def test_every_entry_has_its_form_and_a_lesson_that_uses_the_word():
     ("changed", "fault"),
     [
         ({"chinese": "none"}, "no Chinese term"),
+        ({"meaning_chinese": ""}, "no Chinese meaning"),
         ({"file": "02_gone.ipynb"}, "is not the file"),
         ({"number": "02"}, "is not the file"),
         ({"meaning": "One. Two. Three."}, "3 sentences"),

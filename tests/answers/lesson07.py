@@ -8,7 +8,7 @@ UNEVEN = ("lengths that do not divide by N",)
 IN_PLACE = ("each rank's shard is updated in place",)
 ALONE = ("send and recv alone",)
 BYTES = ("at most 2(N-1)/N of the weights from each rank",)
-KEPT = ("gradients stay as they are, and what was returned",)
+KEPT = ("gradients and returned weights stay unchanged",)
 
 # ---- 07.sharded_server ----
 
@@ -115,9 +115,9 @@ def sharded_server(shard, gradient, rate):
 # ---- 07.bounded ----
 
 FORM = ("lists of workers that wait",)
-AHEAD = ("nobody is more than the bound ahead",)
-HELD = ("nobody waits who may go on",)
-LEFT = ("a worker that has left blocks nobody",)
+AHEAD = ("no worker is more than the bound ahead",)
+HELD = ("no worker waits that may begin",)
+LEFT = ("a worker that has left blocks no other",)
 
 CLOCK = """
 class BoundedClock:
@@ -206,7 +206,7 @@ WRONG = {
             "pulled before the step",
             server(pull="exchange([shard + rate * pushes.mean(0)] * world, weights)\n"
                    "weights[rank] += rate * pushes.mean(0)"),
-            "are the weights of before the step",
+            "are the weights before the step",
         ),
         Wrong("the sum", server(step="shard -= rate * pushes.sum(0)"), "takes their mean"),
         Wrong("a rate of 1", server(step="shard -= pushes.mean(0)"), "`rate` is handed in"),
@@ -233,7 +233,7 @@ WRONG = {
         Wrong(
             "the shard stays",
             server(step="shard = shard - rate * pushes.mean(0)"),
-            "What rank 0 returned in step 2 began at the shard of before step 1",
+            "What rank 0 returned in step 2 began at the shard before step 1",
         ),
         Wrong(
             "the shard is not the state",
@@ -261,7 +261,7 @@ WRONG = {
         ),
     ],
     "07.bounded": [
-        Wrong("never waits", clock(test="True"), "Everyone goes on at once", AHEAD),
+        Wrong("never waits", clock(test="True"), "All workers begin at once", AHEAD),
         Wrong(
             "a barrier in each step",
             clock(test="self.done[w] == slowest"),
@@ -295,7 +295,7 @@ WRONG = {
         Wrong(
             "only the caller is answered",
             clock(then="may = [w for w in may if w == caller]\nself.waiting = []"),
-            "forgets who waits",
+            "forgets the workers that wait",
             HELD,
         ),
         Wrong(
@@ -346,19 +346,19 @@ WRONG = {
         Wrong(
             "the smallest curvature",
             rate("2 * math.sin(math.pi / (4 * delay + 2)) / min(curvatures)"),
-            "The smallest curvature decides nothing",
+            "The smallest curvature does not decide",
             SEVERAL,
         ),
         Wrong(
             "the mean curvature",
             rate("2 * math.sin(math.pi / (4 * delay + 2)) / (sum(curvatures) / len(curvatures))"),
-            "The mean of the curvatures decides nothing",
+            "The mean of the curvatures does not decide",
             SEVERAL,
         ),
         Wrong(
             "the sum of the curvatures",
             rate("2 * math.sin(math.pi / (4 * delay + 2)) / sum(curvatures)"),
-            "The sum of the curvatures is no direction's",
+            "The sum is not the curvature of any direction",
             SEVERAL,
         ),
         Wrong(
@@ -384,7 +384,7 @@ WRONG = {
                 before="curvatures.sort()",
             ),
             "which was handed in to be read",
-            ("the curvatures stay as they are",),
+            ("the curvatures stay unchanged",),
         ),
         Wrong("no number", rate("'2 / max(curvatures)'"), "must be a positive number"),
     ],
@@ -487,52 +487,54 @@ def largest_rate(curvatures, delay):
 PROMISES = {
     "07.sharded_server": {
         "Every rank works, with a gradient of its own batch": (*SGD, ""),
-        "**push** each part of your gradient to the rank that serves it": (*BYTES, ""),
-        "take a step by the mean of all ranks' gradients": (*SGD, ""),
-        "Use messages alone": (*ALONE, ""),
+        "**Push** each part of your gradient to the rank that serves it": (*BYTES, ""),
+        "with the mean of all ranks' gradients": (*SGD, ""),
+        "Use only messages": (*ALONE, ""),
         "No rank sends more than 2(N − 1)/N of the padded weights": (*BYTES, "uneven"),
         "need not divide by N, and may be smaller than N": (*UNEVEN, "uneven"),
         "N may be 1": (*SGD, ""),
+        "Then there is no message to send": (*SGD, ""),
         "`wait()` for": None,
         "Send outgoing[q] to each other rank q": None,
         "returns the new weights, (length,)": (*SGD, ""),
         "Updated in place": (*IN_PLACE, "uneven"),
         "one after the other, are the weights and then zeros": (*UNEVEN, "uneven"),
         "of the shard's dtype": (*UNEVEN, "uneven"),
-        "left as it is": (*KEPT, ""),
+        "is not changed": (*KEPT, ""),
         "rate: the learning rate": (*SGD, ""),
     },
     "07.bounded": {
         "All workers begin their first step without asking": (*FORM, ""),
         "`left(worker)` when one has been lost or has no batches left": (*LEFT, "left"),
-        "A helper for both, optional": None,
+        "An optional helper for both": None,
         "they wait no more": None,
         "Returns a list of workers, in any order": (*FORM, ""),
         "Both return the workers that may begin their next step now": (*FORM, ""),
         "at most `bound` steps more than the slowest worker that is still there": (*AHEAD, ""),
-        "is returned by the call that lets it go on: at once": (*HELD, ""),
+        "The call that lets it begin returns it: at once": (*HELD, ""),
         "once for each step": (*FORM, ""),
-        "while it computed or while it waited, holds nobody back": (*LEFT, "left"),
-        "is returned no more": (*LEFT, "left"),
+        "while it computed or while it waited, holds back no other worker": (*LEFT, "left"),
+        "is never returned again": (*LEFT, "left"),
         "they are called 0 to workers - 1": (*FORM, ""),
-        "0 is lockstep": (*AHEAD, ""),
+        "with 0, all begin a step together": (*AHEAD, ""),
         "Two clocks know nothing of each other": (*FORM, ""),
     },
     "07.largest_rate": {
-        "for each curvature by itself": (*SEVERAL, "several"),
+        "for each curvature separately": (*SEVERAL, "several"),
         "Up to which rate does w shrink for all of them": (*SEVERAL, "several"),
         "gradients that are `delay` updates old": (*ANY_DELAY, "delay"),
         "Your answer may be off by 2%": (*ONE, ""),
+        "The check runs the recursion slightly below it": (*ONE, ""),
         "does not diverge: a number": (*ONE, ""),
         "a list of positive numbers, in any order": (*SEVERAL, "several"),
-        "left as it is": ("the curvatures stay as they are", "several"),
+        "not changed": ("the curvatures stay unchanged", "several"),
     },
 }
 
 # ---- mutants of the solution that are right ----
 
 COUNTS = "counts are only compared with each other"
-NOBODY = "nobody waits where nobody is"
+NONE = "no worker waits where none is left"
 EQUIVALENT = {
     "07.sharded_server": {
         "`for request in dist.batch_isend_irecv(messages) if messag...` -> [1:]": (
@@ -542,8 +544,8 @@ EQUIVALENT = {
     "07.bounded": {
         "`0` -> `1`": COUNTS,
         "`0` -> `-1`": COUNTS,
-        "`0` -> `1` (#2)": NOBODY,
-        "`0` -> `-1` (#2)": NOBODY,
+        "`0` -> `1` (#2)": NONE,
+        "`0` -> `-1` (#2)": NONE,
     },
 }
 
@@ -551,6 +553,11 @@ EQUIVALENT = {
 # -- what an answer may not assume -----------------------------------------------------------------
 
 WRONG["07.sharded_server"] += [
+    Wrong(
+        "an empty list of messages at N = 1",
+        altered("07.sharded_server", (" if messages else []", "")),
+        says="raised IndexError",
+    ),
     Wrong(
         "the first model's rate",
         wrapped(
@@ -578,14 +585,14 @@ WRONG["07.sharded_server"] += [
 ]  # fmt: skip
 WRONG["07.bounded"] += [
     Wrong(
-        "left() returns nobody",
+        "left() returns no worker",
         altered(
             "07.bounded",
-            ("[other for other in self.waiting if other != worker]\n        return self.let_go()",
+            ("[other for other in self.waiting if other != worker]\n        return self.release()",
              "[other for other in self.waiting if other != worker]\n        return []"),
         ),
-        says="left() returned nobody",
-        loses=("a worker that has left blocks nobody",),
+        says="left() returned no worker",
+        loses=("a worker that has left blocks no other",),
     )
 ]  # fmt: skip
 WRONG["07.largest_rate"] += [
@@ -605,7 +612,7 @@ WRONG["07.largest_rate"] += [
         "def largest_rate(curvatures, delay):\n"
         "    return delay**delay / (delay + 1) ** (delay + 1) / max(curvatures) * (2 - (delay "
         "> 0))\n",
-        says="begins to swing",
+        says="the fastest rate. Above it w begins to swing",
         loses=("a delay of 1", "any delay"),
     ),
 ]
@@ -619,9 +626,9 @@ WRONG["07.sharded_server"] += [
         altered(
             "07.sharded_server",
             (
-                "weights = torch.empty_like(mine)",
+                "weights = torch.empty_like(local)",
                 "if world == 1:\n        return shard[: len(gradient)]\n"
-                "    weights = torch.empty_like(mine)",
+                "    weights = torch.empty_like(local)",
             ),
         ),
         says="was changed by a later step",
@@ -859,7 +866,7 @@ class UpdateBound:
 PROMISES["07.update_bound"] = {
     "no gradient may be more than `bound` updates old": (*YOUNG, ""),
     "so that no gradient is too old": (*YOUNG, ""),
-    "A helper for all three, optional": None,
+    "An optional helper for all three": None,
     "No rank knows how long a step takes": (*YOUNG, ""),
     "no worker waits that could begin": (*BEGINS, ""),
     "the one that asked first begins first": (*QUEUE, "left"),

@@ -8,7 +8,7 @@ from answers.altered import altered, wrapped
 LOADED = ("what was saved is loaded",)
 KILLS = ("killed at any operation: complete, and the same on all ranks",)
 RETURNS = ("save() returns when the checkpoint counts",)
-GOES_ON = ("saves go on after a kill",)
+GOES_ON = ("later saves work after a kill",)
 TWO = ("two complete checkpoints at any moment",)
 CLEAN = ("nothing else is left",)
 PARAMETERS = ("parameters bit for bit",)
@@ -130,7 +130,7 @@ class Resume:
             "model": {model},
             "optimizer": run.optimizer.state_dict(),
             "schedule": run.schedule.state_dict(),
-            "dice": run.dice.get_state(),
+            "generator": run.generator.get_state(),
             "order": run.order,
             "at": run.at,
             "step": run.step,
@@ -142,7 +142,7 @@ class Resume:
         {load}
         {optimizer}
         {schedule}
-        {dice}
+        {generator}
         {order}
         {at}
         {step}
@@ -154,7 +154,7 @@ RIGHT_RESUME = {
     "load": 'run.model.load_state_dict(state["model"])',
     "optimizer": 'run.optimizer.load_state_dict(state["optimizer"])',
     "schedule": 'run.schedule.load_state_dict(state["schedule"])',
-    "dice": 'run.dice.set_state(state["dice"])',
+    "generator": 'run.generator.set_state(state["generator"])',
     "order": 'run.order = state["order"]',
     "at": 'run.at = state["at"]',
     "step": 'run.step = state["step"] + 1',
@@ -173,7 +173,7 @@ WRONG = {
         Wrong(
             "written in place",
             save(part=('f"{step}-{dist.get_rank()}"', 'f"{0}-{dist.get_rank()}"')),
-            says="After saves that nobody killed",
+            says="After saves without a kill",
             loses=LOADED,
         ),
         Wrong(
@@ -250,7 +250,7 @@ class Checkpoints:
         Wrong(
             "the older one goes first",
             save("self.clean(kept)", *STEPS),
-            says="goes when the new one counts, and not before",
+            says="is older when the new one counts, and not before",
             loses=TWO,
         ),
         Wrong(
@@ -349,7 +349,7 @@ def reshard(read, keys, saved, world, names):
             WHOLE.format(
                 cut="[:total]", more="", flat="flat = torch.cat([parts[name] for name in names])"
             ),
-            says="read the stretches that lie in it",
+            says="read the ranges that lie in it",
             loses=READS,
         ),
         Wrong(
@@ -398,11 +398,12 @@ def reshard(read, keys, saved, world, names):
             loses=SAMPLES,
         ),
         Wrong(
-            "the permutation drawn anew",
+            "the permutation drawn again",
             resume(
-                order='run.order = torch.randperm(len(state["order"]), generator=run.dice).tolist()'
+                order='n = len(state["order"]); '
+                "run.order = torch.randperm(n, generator=run.generator).tolist()"
             ),
-            says="goes on in another order: drawn anew",
+            says="continues in another order: drawn again",
             loses=SAMPLES,
         ),
         Wrong(
@@ -413,7 +414,7 @@ def reshard(read, keys, saved, world, names):
         ),
         Wrong(
             "the generator of the order forgotten",
-            resume(dice=""),
+            resume(generator=""),
             says="will draw the next epoch in another order",
             loses=SAMPLES,
         ),
@@ -432,7 +433,7 @@ def reshard(read, keys, saved, world, names):
         Wrong(
             "the same random numbers everywhere",
             resume(random='torch.set_rng_state(state["random"][0])'),
-            says="goes on with rank 0's random numbers",
+            says="continues with rank 0's random numbers",
             loses=RANDOM,
         ),
         Wrong(
@@ -504,10 +505,10 @@ PROMISES = {
         "The two newest checkpoints are kept": (*TWO, ""),
         "all ranks see one disk": None,
         "a disk that all ranks see": None,
-        "done whole or not at all": None,
+        "done completely or not at all": None,
         "the names of all files": None,
         "which raises an error where a rank has died": None,
-        "or remove the same file between two barriers would race": (*LOADED, ""),
+        "rename or remove the same file between two barriers would race": (*LOADED, ""),
         "Every rank has a shard": None,
         "every rank calls it": (*LOADED, ""),
         "None if there is none": (*LOADED, ""),
@@ -518,13 +519,13 @@ PROMISES = {
     "13.reshard": {
         "Give each rank its shard of what is laid end to end now": (*PARAMETERS, ""),
         "the names may come in another order": (*ORDER, "order"),
-        "cut in the same way, the states of the optimizer": (*STATES, ""),
+        "the states of the optimizer, cut in the same way": (*STATES, ""),
         "No rank reads more elements of a key than its new shard has": (*READS, ""),
         "as they lie now": (*ORDER, "order"),
         "for each key": (*STATES, ""),
     },
     "13.resume": {
-        "bring it to where it was: the samples that are left, each once": (*SAMPLES, ""),
+        "the samples that are left, each once": (*SAMPLES, ""),
         "Saving changes nothing in the run": (*QUIET, ""),
         "its next step is the one after the save": (*SAMPLES, ""),
         "All ranks call it": None,
@@ -532,7 +533,8 @@ PROMISES = {
         "while run.step < steps": None,
         "on every rank its own random numbers": (*RANDOM, ""),
         "the same learning rates and losses, bit for bit": (*LOSSES, ""),
-        "how a new run takes it up": None,
+        "how a new run continues from it": None,
+        "must bring it to where it was": (*SAMPLES, ""),
         "what rank 0 returns is what load() gets": (*RANDOM, ""),
         "The state of the run as data": (*SAMPLES, ""),
     },
@@ -656,7 +658,7 @@ class Resume:
         return {
             "random": torch.stack(every),
             "place": [run.step + 1, run.at, list(run.order)],
-            "dice": run.dice.get_state(),
+            "generator": run.generator.get_state(),
             "states": [o.state_dict() for o in (run.model, run.optimizer, run.schedule)],
         }
 
@@ -664,7 +666,7 @@ class Resume:
         for o, saved in zip((run.model, run.optimizer, run.schedule), state["states"]):
             o.load_state_dict(saved)
         run.step, run.at, run.order = state["place"]
-        run.dice.set_state(state["dice"])
+        run.generator.set_state(state["generator"])
         torch.set_rng_state(state["random"][dist.get_rank()].clone())
 """,
         ),
@@ -726,8 +728,344 @@ WRONG["13.resume"] += [
              '        run.optimizer.load_state_dict(state["optimizer"] | {"param_groups": '
              'groups})'),
         ),
-        says="are not those of the run that went on",
+        says="are not those of the uninterrupted run",
         loses=("the same losses, bit for bit",),
     ),
 ]  # fmt: skip
 ASSUMED = {"13.resume": {"shared": "its methods are static, and it has no instances"}}
+
+# ---- 13.newest_complete ----
+
+NEWEST = ("the newest complete save, on every rank",)
+FEW = ("no save, step 0, few saves, large steps",)
+CALLS = ("at most one collective",)
+MANIFESTS = ("each manifest read once, and evenly shared",)
+
+SEARCH = """
+import re
+
+
+def newest_complete(folders, read):
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    def complete(folder):
+        try:
+            manifest = read(folder)
+        except {errors}:
+            return False
+        return {complete}
+
+    names = [name for name in folders if re.fullmatch({pattern}, name)]
+    names.sort(key={key})
+    newest = max([{step} for name in names[{share}] if complete(name)], default={none})
+    {before}
+    result = torch.tensor({value}, dtype={dtype})
+    {call}
+    newest = result.item()
+    return {result}
+"""
+SEARCHED = {
+    "errors": "(FileNotFoundError, ValueError)",
+    "complete": "all(folders[folder].get(f) == n for f, n in manifest['files'].items())",
+    "pattern": "r'step-\\d+'",
+    "key": "lambda name: int(name.split('-')[1])",
+    "step": "int(name.split('-')[1])",
+    "share": "rank::world",
+    "none": "-1",
+    "before": "",
+    "value": "newest",
+    "dtype": "torch.int64",
+    "call": "dist.all_reduce(result, op=dist.ReduceOp.MAX)",
+    "result": "None if newest < 0 else newest",
+}
+
+
+def search(**wrong):
+    return SEARCH.format(**(SEARCHED | wrong))
+
+
+ALONE = {"share": ":", "call": ""}
+
+WRONG["13.newest_complete"] = [
+    Wrong(
+        "names compared as words",
+        """
+def newest_complete(folders, read):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    names = sorted(n for n in folders if n[:5] == "step-" and n[5:].isdigit())
+    good = torch.zeros(len(names), dtype=torch.int64)
+    for i in range(rank, len(names), world):
+        try:
+            parts = read(names[i])["files"]
+        except (FileNotFoundError, ValueError):
+            continue
+        good[i] = all(folders[names[i]].get(f) == n for f, n in parts.items())
+    dist.all_reduce(good)
+    whole = [name for name, flag in zip(names, good) if flag]
+    return int(whole[-1][5:]) if whole else None
+""",
+        says="Yours would be right if folders were compared as words",
+    ),
+    Wrong(
+        "folders that are still written",
+        search(
+            pattern="r'step-\\d+(\\.tmp)?'",
+            step="int(name.split('-')[1].split('.')[0])",
+            key="lambda name: int(name.split('-')[1].split('.')[0])",
+        ),
+        says="Yours would be right if a .tmp folder counted",
+    ),
+    Wrong(
+        "the newest folder",
+        search(**ALONE, complete="True", errors="Exception").replace(
+            "manifest = read(folder)", "pass"
+        ),
+        says="Yours would be right if every save were complete",
+    ),
+    Wrong(
+        "a manifest in the listing",
+        search(**ALONE, complete="'manifest.json' in folders[folder]").replace(
+            "manifest = read(folder)", "pass"
+        ),
+        says="Yours would be right if it were enough that a manifest is there",
+    ),
+    Wrong(
+        "a manifest that can be read",
+        search(complete="True"),
+        says="Yours would be right if it were enough that the manifest can be read",
+    ),
+    Wrong(
+        "a part for each rank of this world",
+        search(complete="all(f'rank-{r}.pt' in folders[folder] for r in range(world))"),
+        says="Yours would be right if a save had one part for each rank that there is now",
+    ),
+    Wrong(
+        "a part for each rank of the world that saved",
+        search(complete="all(f'rank-{r}.pt' in folders[folder] for r in range(manifest['world']))"),
+        says="Yours would be right if a save had only the parts of its ranks",
+    ),
+    Wrong(
+        "sizes not looked at",
+        search(complete="set(manifest['files']) <= set(folders[folder])"),
+        says="Yours would be right if the size of a part did not matter",
+    ),
+    Wrong(
+        "at least the size",
+        search(
+            complete="all(folders[folder].get(f, -1) >= n for f, n in manifest['files'].items())"
+        ),
+        says="bytes instead of",
+    ),
+    Wrong(
+        "the same files as in the manifest",
+        search(complete="set(folders[folder]) - {'manifest.json'} == set(manifest['files'])"),
+        says="Yours would be right if a file that no manifest names made a save incomplete",
+    ),
+    Wrong(
+        "the oldest",
+        search(share=":", call="").replace("newest = max(", "newest = min("),
+        says="Yours would be right if the oldest complete save were wanted",
+    ),
+    Wrong(
+        "each rank its own newest",
+        search(call=""),
+        says="They must agree, so each needs what the others have found",
+    ),
+    Wrong(
+        "the sum over ranks",
+        search(call="dist.all_reduce(result)"),
+        says="there is no folder step-",
+    ),
+    Wrong(
+        "the smallest over ranks",
+        search(call="dist.all_reduce(result, op=dist.ReduceOp.MIN)"),
+        says="is complete",
+    ),
+    Wrong(
+        "a rank without saves does not take part",
+        search(before="if not names[rank::world]: return None"),
+        says="waits in all_reduce",
+        loses=FEW,
+    ),
+    Wrong(
+        "a half-written manifest raises",
+        search(errors="FileNotFoundError"),
+        says="raised ValueError: step-",
+    ),
+    Wrong(
+        "a missing manifest raises",
+        search(errors="ValueError"),
+        says="raised FileNotFoundError: there is no step-",
+    ),
+    Wrong(
+        "up to the first that is not complete",
+        """
+def newest_complete(folders, read):
+    newest = None
+    names = [n for n in folders if n.startswith("step-") and not n.endswith(".tmp")]
+    for name in sorted(names, key=lambda n: int(n[5:])):
+        try:
+            parts = read(name)["files"]
+        except (FileNotFoundError, ValueError):
+            break
+        if any(folders[name].get(f) != n for f, n in parts.items()):
+            break
+        newest = int(name[5:])
+    return newest
+""",
+        says="Yours would be right if the search ended at the first save that is not complete",
+    ),
+    Wrong(
+        "step 0 is none",
+        search(none="0", result="newest or None"),
+        says="step-0 is complete",
+        loses=FEW,
+    ),
+    Wrong(
+        "-1 for none",
+        search(result="newest"),
+        says="You returned -1, expected is None: no save is complete",
+        loses=FEW,
+    ),
+    Wrong(
+        "steps in float32",
+        search(dtype="torch.float32", result="None if newest < 0 else int(newest)"),
+        says="a float32 cannot hold",
+        loses=FEW,
+    ),
+    Wrong(
+        "a tensor",
+        search().replace("newest = result.item()", "newest = result"),
+        says="return an int, or None",
+    ),
+    Wrong(
+        "every rank reads every manifest",
+        search(**ALONE),
+        says="once is enough, by one of them",
+        loses=MANIFESTS,
+    ),
+    Wrong(
+        "rank 0 reads, the others hear from it",
+        search(share=": len(names) if rank == 0 else 0", call="dist.broadcast(result, src=0)"),
+        says="Rank 0 read 6 manifests of 6 saves",
+        loses=MANIFESTS,
+    ),
+    Wrong(
+        "shared by the step",
+        search(share=":").replace(
+            "if complete(name)]", "if int(name[5:]) % world == rank and complete(name)]"
+        ),
+        says="manifests of 6 saves. Shared evenly over",
+        loses=MANIFESTS,
+    ),
+    Wrong(
+        "all that the ranks found, as objects",
+        search(
+            call="found = [None] * world; dist.all_gather_object(found, newest); "
+            "result.fill_(max(found))"
+        ),
+        says="all_gather_object makes two",
+        loses=CALLS,
+    ),
+    Wrong(
+        "a barrier first",
+        search(before="dist.barrier()"),
+        says="Rank 0 called barrier, all_reduce for one listing",
+        loses=CALLS,
+    ),
+    Wrong(
+        "one collective per save",
+        """
+def newest_complete(folders, read):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    steps = sorted(int(n[5:]) for n in folders if n[:5] == "step-" and n[5:].isdigit())
+    for i, step in enumerate(reversed(steps)):
+        name, good = f"step-{step}", torch.zeros(1, dtype=torch.int64)
+        if i % world == rank:
+            try:
+                parts = read(name)["files"]
+                good += all(folders[name].get(f) == n for f, n in parts.items())
+            except (FileNotFoundError, ValueError):
+                pass
+        dist.broadcast(good, src=i % world)
+        if good.item():
+            return step
+    return None
+""",
+        says="One collective of one number is enough",
+        loses=CALLS,
+    ),
+]
+RIGHT["13.newest_complete"] = [
+    (
+        "a flag for each save, the newest first, and a stop at the first complete one",
+        """
+def newest_complete(folders, read):
+    world, rank = dist.get_world_size(), dist.get_rank()
+    saves = {}
+    for name in folders:
+        head, _, tail = name.partition("-")
+        if head == "step" and tail.isdigit():
+            saves[int(tail)] = name
+    steps = sorted(saves, reverse=True)
+    flags = torch.zeros(len(steps) + 1, dtype=torch.uint8)
+    for i in range(rank, len(steps), world):
+        files = folders[saves[steps[i]]]
+        if "manifest.json" not in files:
+            continue
+        try:
+            wanted = read(saves[steps[i]])["files"]
+        except ValueError:
+            continue
+        if wanted.items() <= files.items():
+            flags[i] = 1
+            break
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return next((step for step, flag in zip(steps, flags.tolist()) if flag), None)
+""",
+    ),
+    (
+        "blocks of the listing, gathered as numbers",
+        """
+def newest_complete(folders, read):
+    names = [n for n in folders if n.startswith("step-") and n[5:].isdigit()]
+    size = -(-len(names) // dist.get_world_size())
+    best = [-1]
+    for name in names[dist.get_rank() * size : (dist.get_rank() + 1) * size]:
+        try:
+            parts = read(name)["files"]
+        except Exception:
+            continue
+        if not [f for f in parts if f not in folders[name] or folders[name][f] != parts[f]]:
+            best.append(int(name[5:]))
+    own = torch.tensor([max(best)])
+    every = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    newest = int(torch.cat(every).max())
+    return newest if newest != -1 else None
+""",
+    ),
+]
+PROMISES["13.newest_complete"] = {
+    "has saves, but no pointer": None,
+    "at last the folder was renamed to `step-12000`": (*NEWEST, ""),
+    "A save is complete if its manifest can be read": (*NEWEST, ""),
+    "Return the step of the newest complete save, on every rank the same": (*NEWEST, ""),
+    "only one rank reads each": (*MANIFESTS, ""),
+    "the ranks share them evenly": (*MANIFESTS, ""),
+    "At most one collective is allowed": (*CALLS, ""),
+    "it stays as it is": (*NEWEST, ""),
+    "None if no save is complete": (*FEW, "few"),
+    "in any order": (*NEWEST, ""),
+    "from 0 to 10**12": (*FEW, "few"),
+    "other folders are none": (*NEWEST, ""),
+    "files that no manifest names": (*NEWEST, ""),
+    "if it is half written": (*NEWEST, ""),
+    "from another number of ranks": (*NEWEST, ""),
+}
+EQUIVALENT["13.newest_complete"] = {
+    "`sorted((int(name[5:]) for name in folders if re.fullmatch...` -> "
+    "`list((int(name[5:]) for name in folders if re.fullmatch('...`": "the listing has the same "
+    "order on all ranks, so each save still has one reader",
+    "`1` -> `2`": "-2 is no step either",
+}

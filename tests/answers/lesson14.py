@@ -3,11 +3,11 @@
 from answers import Wrong
 from answers.altered import altered
 
-GRADIENTS = ("gradients and loss of the whole batch",)
+GRADIENTS = ("gradients and loss of the batch",)
 LIVE = ("a stage keeps at most p - stage micro-batches",)
 TIME = ("no stage waits longer than it must",)
-TRAFFIC = ("only activations and their gradients travel",)
-LAYER = ("result and gradients of the whole layer",)
+TRAFFIC = ("only activations and their gradients are sent",)
+LAYER = ("result and gradients of the full layer",)
 CALLS = ("one all-reduce forward, one backward",)
 HELD = ("a rank keeps its own hidden units alone",)
 NUMBERS = ("seconds and bytes are those of the plan",)
@@ -223,13 +223,13 @@ WRONG = {
         Wrong(
             "gradients cleared for each micro-batch",
             pipe(before="stage.zero_grad()"),
-            "has the share of the last micro-batch alone",
+            "contains the last micro-batch alone",
             GRADIENTS,
         ),
         Wrong(
             "gradients cleared at the start",
             pipe(ahead="min(world - rank - 1, micros)\n    stage.zero_grad()"),
-            "what .grad held before must stay in it",
+            "add to what .grad held before",
             ("a second step adds to the gradients",),
         ),
         Wrong(
@@ -244,7 +244,7 @@ WRONG = {
                 received="received(shapes[i], rank - 1)",
                 back="torch.zeros_like(x)",
             ),
-            "does the gradient of it go back to the left",
+            "send its gradient back to the left",
             GRADIENTS,
         ),
         Wrong(
@@ -280,7 +280,7 @@ WRONG = {
                 "    for message in sending:",
                 "    dist.barrier()\n    for message in sending:",
             ),
-            "Stages send to their neighbours, no more",
+            "Stages only send to their neighbours",
             TRAFFIC,
         ),
     ],
@@ -369,7 +369,7 @@ WRONG = {
                 forward="""hidden = torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)
         return hidden @ self.down.T + self.bias""",
             ),
-            "nothing is divided",
+            "it is not divided",
             LAYER,
         ),
         Wrong(
@@ -416,6 +416,12 @@ WRONG = {
             NUMBERS,
         ),
         Wrong(
+            "all micro-batches kept",
+            placed(micros='job["batch"] // d'),
+            "all m micro-batches; min(p, m) are live",
+            NUMBERS,
+        ),
+        Wrong(
             "one micro-batch kept",
             placed(micros="1"),
             "counts the activations of one micro-batch",
@@ -442,7 +448,7 @@ WRONG = {
         Wrong(
             "all links are fast",
             placed(link='job["near"]'),
-            "takes all links for fast",
+            "takes all links as near",
             NUMBERS,
         ),
         Wrong(
@@ -488,38 +494,44 @@ WRONG = {
 
 PROMISES = {
     "14.one_f_one_b": {
-        "not, and the loss is the mean of": (*GRADIENTS, ""),
+        "The loss is the mean of": (*GRADIENTS, ""),
         "There may be fewer micro-batches than stages": ("fewer micro-batches than stages", "few"),
         "added to what `.grad` held before": ("a second step adds to the gradients", "again"),
         "never keeps more than min(p − stage, m) micro-batches": (*LIVE, ""),
         "no stage waits longer than it must": (*TIME, ""),
-        "a message each, between neighbours": (*TRAFFIC, ""),
-        "What was handed in stays as it is": ("inputs and weights stay as they are", ""),
+        "one message each, between neighbours": (*TRAFFIC, ""),
+        "The arguments stay unchanged": ("inputs and weights are unchanged", ""),
         "Returns the loss on the last rank": (*GRADIENTS, ""),
-        "Make one training step in the order of": (*TIME, ""),
-        "the shape of what enters this stage": None,
+        "Run one training step in the order": (*TIME, ""),
+        "the shape of this": None,
         "of the dtype of the stage's parameters": ("another dtype", "other"),
     },
     "14.column_row": {
-        "need not be as large as the others": (*LAYER, ""),
+        "rank r gets the r-th part of": (*LAYER, ""),
+        "The parts may have different sizes": (*LAYER, ""),
         "They are the same on all ranks": None,
         "x: (..., width), the same on all ranks": None,
         "Returns (..., width), the same on all ranks": (*LAYER, ""),
         "On every rank the result is the layer's": (*LAYER, ""),
-        "each weight has the gradient of its part": (*LAYER, ""),
+        "Each weight has the gradient of its": (*LAYER, ""),
         "one all-reduce in forward and one in backward": (*CALLS, ""),
-        "none in backward if x needs no": (*CALLS, "again"),
-        "and nothing else of the whole ones": (*HELD, ""),
+        "none in backward if x needs": (*CALLS, "again"),
+        "and no other part of the full ones": (*HELD, ""),
     },
     "14.place": {
         "if its groups never cross a node": (*NUMBERS, ""),
-        "micro-batches, of one sample each": (*NUMBERS, ""),
+        "Nothing overlaps": (*NUMBERS, ""),
+        "one sample to a micro-batch": (*NUMBERS, ""),
+        "Then the replicas average their gradients": (*NUMBERS, ""),
+        "the ring all-reduces of tensor parallelism": (*NUMBERS, ""),
+        "16 for each parameter of a device": (*NUMBERS, ""),
+        "each of its layers adds 34 bytes": (*NUMBERS, ""),
         "The sizes must multiply to the number of devices": (*NUMBERS, ""),
         "together with its seconds": (*NUMBERS, ""),
         "at most `memory`": (*FITS, ""),
         "at most 5% longer than the fastest that fits": (*FAST, ""),
         "None if nothing fits": (*EDGE, "edge"),
-        "`job` stays as it is": ("the job stays as it is", ""),
+        "`job` stays unchanged": ("the job is unchanged", ""),
     },
 }
 
@@ -676,6 +688,28 @@ def place(job):
     ],
 }
 
+
+WRONG["14.place"] += [
+    Wrong(name, placed().replace(*change), says, NUMBERS)
+    for name, change, says in (
+        (
+            "no messages between stages",
+            ("2 * message / link", "0 * message / link"),
+            "is without the messages",
+        ),
+        (
+            "one message between stages",
+            ("2 * message / link", "message / link"),
+            "and its gradient the other",
+        ),
+        ("two all-reduces a layer", ("one += 4 *", "one += 2 *"), "together have four"),
+        (
+            "an all-reduce is one tensor",
+            ("* 2 * (t - 1) / t * message", "* (t > 1) * message"),
+            "on a ring a rank sends",
+        ),
+    )
+]
 
 # -- what authors who had not read the judge got away with -----------------------------------------
 
@@ -903,7 +937,7 @@ PROMISES["14.cut_layers"] = {
     "The number of layers in each stage": (*CUT_FITS, ""),
     "None if no cut fits": (*TIGHT, "exact"),
     "1 to 12 layers": (*FEW, "few"),
-    "they stay as they are": (*SAME, ""),
+    "they stay unchanged": (*SAME, ""),
     "ints, at least 1;": (*FEW, "few"),
     "perhaps more stages than layers": (*FEW, "few"),
 }

@@ -14,6 +14,7 @@ import pytest
 from ddpz_lite.course.authoring import catalogue, glossary, pages, rules
 from ddpz_lite.course.authoring.catalogue import Course, Exercise, Lesson
 from ddpz_lite.course.cli import main
+from ddpz_lite.course.cli.shared import lesson_number
 
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = catalogue.read(ROOT)
@@ -109,7 +110,7 @@ def test_tables_and_sums_have_second_notebooks_too():
     assert "take 30 more, for 7 points. 2 lessons are planned" in " ".join(blocks["sums"].split())
     assert "`00 → 01 → 03b → 05`" in blocks["way"]
     assert ("planned" in pages._map(COURSE)["sums"]) == bool(COURSE.planned)
-    rows = re.findall(r"^\| \[?(\d\db?) ", blocks["table"], re.M)
+    rows = re.findall(r"^\| \[?(\d\d[bc]?) ", blocks["table"], re.M)
     assert rows == list(BY_NUMBER)
     assert "| [01b Memory](01b_memory.ipynb) (can wait) | 30 min |" in blocks["table"]
     assert "| 02 Two | planned |" in blocks["table"]
@@ -163,11 +164,11 @@ def test_the_lessons_that_judge_memory_are_those_whose_jobs_look_at_it():
 
 def test_every_schedule_has_lessons_that_exist_after_those_that_they_need():
     text = (ROOT / "exercises/CLASS.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [^|]*(?:weeks|days)[^|]* \| ([\d b·]+) \|$", text, re.M)
+    rows = re.findall(r"^\| [^|]*(?:weeks|days)[^|]* \| ([\d bc·]+) \|$", text, re.M)
     needs = {lesson.number: lesson.needs for lesson in COURSE.written}
     assert len(rows) == 3
     for row in rows:
-        numbers = re.findall(r"\d\db?", row)
+        numbers = re.findall(r"\d\d[bc]?", row)
         assert numbers == sorted(set(numbers)) and set(numbers) <= set(needs)
         for place, number in enumerate(numbers):
             assert set(needs[number]) <= set(numbers[:place]), (row, number)
@@ -259,7 +260,7 @@ def spoil(path, old, new):
         (spoil("lessons/plan.json", '"04"', '"02"'), "still plans 02, which is written"),
         (spoil("lessons/plan.json", '"way": "02"', '"way": "16"'), "lesson 16 is needed"),
         (
-            lambda root: (root / "lessons/01c_more.ipynb").write_text("{}"),
+            lambda root: (root / "lessons/01d_more.ipynb").write_text("{}"),
             "the name of a lesson is NN_name.ipynb",
         ),
     ],
@@ -269,6 +270,13 @@ def test_a_course_without_a_map_is_one_line(small, change, complaint, capsys):
     assert main(["course"]) == 2
     error = capsys.readouterr().err
     assert complaint in error and len(error.splitlines()) == 1
+
+
+def test_a_lesson_may_have_a_second_and_a_third_notebook():
+    names = [f"12{letter}_more.ipynb" for letter in ("", "b", "c", "d", "bc")]
+    assert [bool(catalogue.NAME.fullmatch(name)) for name in names] == [True] * 3 + [False] * 2
+    assert [lesson_number(text) for text in ("3", "3b", "3c", "3d")] == ["03", "03b", "03c", "3d"]
+    assert [catalogue.is_further(number) for number in ("03", "03b", "03c")] == [False, True, True]
 
 
 # ---- the glossary ----

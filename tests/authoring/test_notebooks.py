@@ -176,9 +176,9 @@ SPOILS = [
         "'Q999' is not a Q of ddpz_lite/course/gym/bank/",
         settled(-1, answers=["Q01", "Q999"]),
     ),
-    (rules.settles, "'M169' is not a M of", settled(-1, busts=["M169"])),
+    (rules.settles, "'M999' is not a M of", settled(-1, busts=["M999"])),
     (rules.settles, "'65' is not a Q of", settled(-1, answers=["65"])),
-    (rules.settles, "'T120' is not a T of", settled(2, teaches=["T119", "T120"])),
+    (rules.settles, "'T999' is not a T of", settled(2, teaches=["T119", "T999"])),
     (rules.settles, "'M020' stands in text", settled(2, busts=["M020"])),
     (
         rules.provable,

@@ -5,9 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ddpz_lite.course.show import lesson06
 from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
-from ddpz_lite.course.show.lesson07 import delay, path
+from ddpz_lite.course.show.lesson07 import (
+    chord,
+    delay,
+    losses_on_two_axes,
+    path,
+    share_of_gradients,
+)
 from ddpz_lite.course.show.lesson09 import owners
 from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
@@ -17,6 +25,7 @@ from ddpz_lite.course.show.lesson11 import (
     two_cuts,
     watched_fsdp2,
 )
+from ddpz_lite.course.show.lesson13 import regroup_sequence, resharding, shares_figure
 from ddpz_lite.course.show.lesson18 import causal_picture, windows_picture, works
 
 NONE = dict.fromkeys(
@@ -40,7 +49,15 @@ def shown(monkeypatch):
         calls.append((alt, table))
         calls.figures.append(fig)
 
-    for module in ("lesson09", "lesson10", "lesson11", "one_axis"):
+    for module in (
+        "lesson06",
+        "lesson07",
+        "lesson09",
+        "lesson10",
+        "lesson11",
+        "lesson13",
+        "one_axis",
+    ):
         monkeypatch.setattr(f"ddpz_lite.course.show.{module}.show_figure", show_figure)
     return calls
 
@@ -164,6 +181,139 @@ def test_old_gradients_shrink_below_the_limit_and_grow_above_it(late, limit):
         fig.canvas.draw()
         assert alt.endswith(f"it {word}.") and f"rate {rate}" in alt
         assert table[1] == [f"delay {late}, rate {rate}", 0, 1.0]
+
+
+def test_slow_steps_cost_lockstep_more_the_more_workers_there_are():
+    fig, alt, table = share_of_gradients({"lockstep": 0.3, "at once": 0.5}, 25, 4)
+    shares = {
+        name: [y for line, _, y in table[1:] if line == name] for name in ("lockstep", "at once")
+    }
+    assert shares["lockstep"][0] == shares["at once"][0] == pytest.approx(1 / 1.75)
+    assert shares["lockstep"] == sorted(shares["lockstep"], reverse=True)
+    assert shares["lockstep"][-1] == pytest.approx(1 / 4) and len(set(shares["at once"])) == 1
+    assert ["lockstep, measured", 3, 0.3] in table and "lockstep 0.25" in alt
+    low, high = fig.axes[0].get_ylim()
+    assert low == 0 and high > 1  # no line on the frame, and the same for each setting
+    assert len(share_of_gradients({"lockstep": 0.3}, 1, 4)[2]) == len(table) - 2
+
+
+def test_losses_are_read_at_equal_updates_and_at_the_end(shown):
+    lockstep = [(0.0, 0, 5.0), (0.2, 1, 4.0), (0.4, 2, 3.5)]
+    at_once = [(0.0, 0, 5.0), (0.1, 1, 4.8), (0.2, 2, 4.5), (0.3, 3, 3.0)]
+    losses_on_two_axes({"lockstep": [lockstep], "at once": [at_once, at_once]}, 2)
+    ((alt, table),) = shown
+    assert table[1:] == [
+        ["lockstep", 0, 3.5, 3.5, 2],
+        ["at once", 0, 4.5, 3.0, 3],
+        ["at once", 1, 4.5, 3.0, 3],
+    ]
+    assert "at once, seed 1: 4.50 and 3.00" in alt
+    left, right = shown.figures[0].axes
+    assert [len(line.get_xdata()) for line in left.lines] == [3, 3, 3]  # as many updates for all
+    assert [len(line.get_xdata()) for line in right.lines] == [3, 4, 4]
+
+
+@pytest.mark.parametrize("age", [1, 2, 3, 4])
+def test_the_chord_is_as_long_as_the_largest_rate_and_stands_on_a_right_angle(shown, age):
+    chord(age)
+    ((alt, table),) = shown
+    assert table[1][0] == age and table[1][2] == pytest.approx(90)
+    rate = table[1][3]
+    for factor, word in ((0.98, "shrinks"), (1.02, "grows")):
+        late = max(map(abs, path(factor * rate, age, 900)[-40:]))
+        assert (late < 1) == (word == "shrinks")
+    arrow = shown.figures[0].axes[2].texts
+    places = [(text.xyann, text.xy) for text in arrow if getattr(text, "arrow_patch", None)]
+    (start, end), (centre, old) = places
+    step = (end[0] - start[0], end[1] - start[1])
+    assert step[0] == pytest.approx(-rate * old[0]) and step[1] == pytest.approx(-rate * old[1])
+    assert centre == (0.0, 0.0) and "chord" in alt
+
+
+def test_what_ranks_hold_around_the_two_hops_of_an_int8_mean(shown):
+    lesson06.two_hops(3)
+    ((alt, table),) = shown
+    assert "rank r has part r of every rank" in alt and len(table) == 1 + 4 * 3
+    assert table[4] == ["hop 1: all-to-all", "0", "part 0 from 0, part 0 from 1, part 0 from 2"]
+    assert table[8] == ["mean", "1", "part 1 mean"]
+
+
+class OneLargest:
+    """Top-k with k = 1 and error feedback, on one rank."""
+
+    k = 1
+
+    def __init__(self, feedback=True):
+        self.residual, self.feedback = torch.zeros(3), feedback
+
+    def __call__(self, gradient):
+        total = gradient + self.residual
+        sent = torch.zeros(3).index_fill(0, total.abs().topk(1).indices, 1) * total
+        self.residual = (total - sent) * self.feedback
+        return sent
+
+
+def watched(**how):
+    method = lesson06.Watched(OneLargest(**how), stride=1)
+    for _ in range(10):
+        method(torch.tensor([1.0, 0.3, -0.02]))
+    return method.record
+
+
+def test_an_entry_is_sent_when_its_residual_has_grown(shown):
+    times = lesson06.residual(watched(), sent_times=2)
+    ((alt, table),) = shown
+    assert times == 2 == len(table) - 1 and "in steps [3, 7]" in alt
+    assert table[1] == [3, *(pytest.approx(size) for size in (0.3, 1.2, 1.2))]
+    assert lesson06.residual(watched(feedback=False), sent_times=2) == 0
+
+
+def test_times_of_a_step_are_those_of_the_first_way(shown):
+    lesson06.step_times({"all": 4.0, "half": 3.0}, {"all": 2.0, "half": 1.0}, title="A step")
+    ((alt, table),) = shown
+    assert table[1:] == [["all", 1.0, 1.0], ["half", 0.75, 0.5]] and "half 0.75 and 0.5" in alt
+
+
+def test_a_way_pays_up_to_the_bandwidth_at_its_dot():
+    sent, extra = {"all": 100.0, "half": 50.0, "more": 200.0}, {"all": 0.0, "half": 1e-6, "more": 0}
+    fig, alt, _ = lesson06.pays(sent, extra)
+    assert "shorter for half below 5e+07 bytes per second." in alt
+    lines = {line.get_label(): line for line in fig.axes[0].lines}
+    assert lines["all"].get_ydata()[0] == 1 and lines["more"].get_ydata()[-1] == 2
+    (dot,) = [line for line in fig.axes[0].lines if line.get_linestyle() == "None"]
+    assert dot.get_xdata()[0] == pytest.approx(5e7)
+
+
+def test_a_method_is_timed_alone():
+    calls = []
+    found = lesson06.seconds_alone({"copy": lambda: calls.append}, torch.ones(4))
+    assert len(calls) == 12 and found["copy"] >= 0
+
+
+def test_the_sequence_begins_with_the_death_and_is_in_order_of_time(shown):
+    events = {
+        0: [(10.004, "leaves the group", False), (10.03, "agrees on [0, 2]", True)],
+        2: [(10.002, "leaves the group", False), (10.02, "agrees on [0, 2]", True)],
+    }
+    regroup_sequence(events, dead=1, died=10.0)
+    ((alt, table),) = shown
+    assert alt.startswith(
+        "Rank 1 is killed. Then, in order: rank 2 leaves the group; rank 0 leaves"
+    )
+    assert [row[:2] for row in table[1:]] == [[0, 1], [2, 2], [4, 0], [20, 2], [30, 0]]
+    assert [row[3] for row in table[1:]] == ["", "", "", "yes", "yes"]
+    heads = {text.get_text() for text in shown.figures[0].axes[0].texts}
+    assert {"rank 0", "rank 1", "rank 2", "store", "20 ms"} <= heads
+
+
+def test_resharding_and_shares_say_their_numbers():
+    _, alt, table = resharding(5, 2, [[(0, 0, 2)], [(0, 2, 3), (1, 0, 1)], [(1, 1, 2)]])
+    assert (
+        "new rank" in table[0] and "rank 1 reads 2 to 3 of old rank 0, 0 to 1 of old rank 1" in alt
+    )
+    _, alt, table = shares_figure({"restart": 0.131, "twice": 1.5}, title="Modelled")
+    assert alt == "Modelled. Lost: restart 13.1%; twice 150.0%."
+    assert table[1:] == [["restart", "13.1%"], ["twice", "150.0%"]]
 
 
 def test_a_causal_mask_gives_contiguous_parts_unequal_work_and_a_zigzag_equal():

@@ -19,22 +19,22 @@ config = dz.GPTConfig(layers=1, width=32, heads=2, context=32)
 RATE = 0.1  # of plain SGD
 
 
-def new_model():
-    torch.manual_seed(0)
+def new_model(seed=0):
+    torch.manual_seed(seed)
     return dz.GPT(config)
 
 
-def first_weights():
-    return parameters_to_vector(new_model().parameters()).detach()  # (P,)
+def first_weights(seed=0):
+    return parameters_to_vector(new_model(seed).parameters()).detach()  # (P,)
 
 
-def gpt_gradient():
-    """A function (weights (P,), number of a batch) -> gradient (P,), with a model of its own."""
+def gpt_gradient(seed=0):
+    """A function (weights (P,), number of a batch) -> gradient (P,)."""
     model = new_model()
 
     def gradient(weights, batch):
         vector_to_parameters(weights, model.parameters())
-        x, y = text.batch(8, config.context, seed=batch)
+        x, y = text.batch(8, config.context, seed=10_000 * seed + batch)
         model.zero_grad()
         next_token_loss(model(x), y).backward()
         return parameters_to_vector([p.grad for p in model.parameters()])
@@ -43,6 +43,11 @@ def gpt_gradient():
 
 
 P = len(first_weights())
+
+
+def one_is_slow(worker, step):
+    """Seconds of simulated compute: worker 2 is three times slower."""
+    return 0.15 if worker == 2 else 0.05
 
 
 def serve_in_step(steps):
@@ -59,11 +64,11 @@ def serve_in_step(steps):
     return weights
 
 
-def work_in_step(steps):
-    me, workers = dist.get_rank() - 1, dist.get_world_size() - 1
-    gradient, weights = gpt_gradient(), first_weights()
+def work_in_step(steps, gradient_of=gpt_gradient):
+    worker, workers = dist.get_rank() - 1, dist.get_world_size() - 1
+    gradient, weights = gradient_of(), first_weights()
     for step in range(steps):
-        dist.send(gradient(weights, workers * step + me), dst=0)  # push
+        dist.send(gradient(weights, workers * step + worker), dst=0)  # push
         dist.recv(weights, src=0)  # pull
     return weights
 
@@ -72,29 +77,35 @@ STOP = -1
 
 
 class Server:
-    """Weights (P,), a version that counts their updates, and a log of all pushes."""
+    """Weights (P,), a version that counts their updates, and notes about all pushes."""
 
     def __init__(self, weights, workers, rate):
         self.weights, self.workers, self.rate = weights, workers, rate
         self.version, self.used, self.began = 0, 0, time.monotonic()
-        self.done = [0] * workers  # steps that each worker has finished
+        self.done = [0] * workers  # finished steps of each worker
+        self.waiting = []  # workers that have pushed and have no answer yet
         self.log = []  # of each push: seconds, worker, staleness
-        self.leads = []  # of each answer: steps that the worker is ahead of the slowest
         self.kept = [(0.0, 0, 0, weights.clone())]  # seconds, version, gradients used, weights
 
     def now(self):
         return time.monotonic() - self.began
 
-    def update(self, gradient, gradients):
-        """Step by a gradient (P,), made of so many workers' gradients."""
+    def update(self, gradient, count):
+        """Step by a gradient (P,) that `count` workers contributed to."""
         self.weights -= self.rate * gradient
         self.version += 1
-        self.used += gradients
+        self.used += count
         self.kept.append((self.now(), self.version, self.used, self.weights.clone()))
+
+    def push(self, worker, gradient, version):
+        """Note a push, then let the rule say which workers get an answer."""
+        self.done[worker] += 1
+        self.log.append((self.now(), worker, self.version - version))
+        return self.arrived(worker, gradient, version)
 
 
 class AtOnce(Server):
-    """Use each gradient as it comes."""
+    """Use each gradient as soon as it arrives."""
 
     def arrived(self, worker, gradient, version):
         self.update(gradient / self.workers, 1)
@@ -103,68 +114,84 @@ class AtOnce(Server):
 
 def serve(server, seconds, in_turn=False):
     """Answer pushes until the time is over, then tell each worker to stop."""
-    here, held = set(range(server.workers)), []  # held: who waits for an answer
-    message, turns = torch.empty(len(server.weights) + 1), itertools.cycle(range(server.workers))
-    while here:
-        worker = dist.recv(message, src=next(turns) + 1 if in_turn else None) - 1
-        held.append(worker)
-        over = server.now() > seconds
-        if not over:
-            version = int(message[-1])
-            server.done[worker] += 1
-            server.log.append((server.now(), worker, server.version - version))
-        answered = list(held) if over else server.arrived(worker, message[:-1], version)
+    working, message = server.workers, torch.empty(len(server.weights) + 1)
+    turns = itertools.cycle(range(1, server.workers + 1))
+    while working:
+        worker = dist.recv(message, src=next(turns) if in_turn else None) - 1
+        server.waiting.append(worker)
+        if server.now() < seconds:
+            answered = server.push(worker, message[:-1], int(message[-1]))
+            note = server.version
+        else:
+            answered, note = list(server.waiting), STOP
+            working -= len(answered)
         for other in answered:
-            note = STOP if over else server.version
+            server.waiting.remove(other)
             dist.send(torch.cat([server.weights, torch.tensor([float(note)])]), dst=other + 1)
-            held.remove(other)
-            if not over:
-                server.leads.append(server.done[other] - min(server.done))
-        here -= set(answered) if over else set()
 
 
-def work(nap):
-    me, workers = dist.get_rank() - 1, dist.get_world_size() - 1
-    gradient, step = gpt_gradient(), 0
-    message = torch.cat([first_weights(), torch.zeros(1)])
+def work(duration, seed):
+    worker, workers = dist.get_rank() - 1, dist.get_world_size() - 1
+    gradient, step = gpt_gradient(seed), 0
+    message = torch.cat([first_weights(seed), torch.zeros(1)])
     dist.barrier()
     while message[-1] != STOP:
-        with dz.span("compute"):
-            mine = gradient(message[:-1], workers * step + me)
-            time.sleep(nap(me, step))
-        dist.send(torch.cat([mine, message[-1:]]), dst=0)  # push, with the version
+        local = gradient(message[:-1], workers * step + worker)
+        time.sleep(duration(worker, step))
+        dist.send(torch.cat([local, message[-1:]]), dst=0)  # push, with the version
         dist.recv(message, src=0)  # pull
         step += 1
 
 
-def training(rule, seconds, nap, rate=RATE, in_turn=False, **options):
-    """Rank 0 serves by this rule, all others work. Rank 0 returns what it has noted."""
+def training(rule, seconds, duration, rate=RATE, in_turn=False, seed=0, **options):
+    """Rank 0 serves by this rule, and the others work. Rank 0 returns its notes."""
     if dist.get_rank() > 0:
-        return work(nap)
-    server = rule(first_weights(), dist.get_world_size() - 1, rate, **options)
+        return work(duration, seed)
+    server = rule(first_weights(seed), dist.get_world_size() - 1, rate, **options)
     dist.barrier()
     server.began = time.monotonic()
     serve(server, seconds, in_turn)
-    return {"log": server.log, "leads": server.leads, "kept": server.kept}
+    return {"log": server.log, "kept": server.kept}
 
 
-def trained(rule, seconds, nap, workers=3, **options):
-    return launch(training, workers + 1, args=(rule, seconds, nap), kwargs=options)[0]
+def trained(rule, seconds, duration, workers=3, **options):
+    return launch(training, workers + 1, args=(rule, seconds, duration), kwargs=options)[0]
 
 
 class InStep(Server):
-    """Wait for all; answer all."""
+    """Wait for all workers, step by the mean of their gradients, answer all."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, spare=0):
         super().__init__(*args)
-        self.came, self.total = [], torch.zeros_like(self.weights)
-        self.enough = self.workers  # gradients for a step
+        self.needed = self.workers - spare  # gradients for an update
+        self.total = torch.zeros_like(self.weights)
 
     def arrived(self, worker, gradient, version):
-        self.came.append(worker)
         self.total += gradient
-        if len(self.came) < self.enough:
+        if len(self.waiting) < self.needed:
             return []
-        self.update(self.total / len(self.came), len(self.came))
-        came, self.came, self.total = self.came, [], torch.zeros_like(self.weights)
-        return came
+        self.update(self.total / self.needed, self.needed)
+        self.total.zero_()
+        return list(self.waiting)
+
+
+class Bounded(Server):
+    """Use each gradient on arrival; hold workers that are more than `bound` steps ahead."""
+
+    def __init__(self, *args, bound):
+        super().__init__(*args)
+        self.bound = bound
+
+    def arrived(self, worker, gradient, version):
+        self.update(gradient / self.workers, 1)
+        slowest = min(self.done)
+        return [w for w in self.waiting if self.done[w] - slowest <= self.bound]
+
+
+class Backup(InStep):
+    """Lockstep of the first workers - spare; a gradient that comes later is dropped."""
+
+    def arrived(self, worker, gradient, version):
+        if version < self.version:
+            return [worker]  # its step is over: here are the weights of the next one
+        return super().arrived(worker, gradient, version)

@@ -4,11 +4,24 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
+import ddpz_lite as dz
 from ddpz_lite.model import next_token_loss
 
 
 LAYERS, WIDTH, CONTEXT, BATCH = 4, 64, 32, 8
+x, y = dz.data.corpus().batch(BATCH, CONTEXT, seed=0, device=dz.device())  # both (8, 32)
+
+
+def new_gpt(layers=LAYERS, **options):
+    torch.manual_seed(0)  # the same weights on every rank
+    sizes = {"layers": layers, "width": WIDTH, "heads": 4, "context": CONTEXT}
+    return dz.GPT(dz.GPTConfig(**sizes, **options)).to(dz.device())
+
+
+def gradients_of(module):
+    return {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
 
 
 class Stage(nn.Module):
@@ -35,12 +48,14 @@ class Stage(nn.Module):
 class Pipe:
     """This rank's stage, and what it does with a micro-batch."""
 
+    kinds = {"F": "forward", "B": "backward"}
+
     def __init__(self, stage):
         self.stage = stage
         self.rank, self.last = dist.get_rank(), dist.get_world_size() - 1
 
     def forward(self, i):
-        x = self.inputs[i] if self.rank == 0 else self.receive(self.rank - 1).requires_grad_()
+        x = self.inputs[i] if self.rank == 0 else self.receive(i, self.rank - 1).requires_grad_()
         y = self.stage(x)
         if self.rank == self.last:
             y = self.scaled(next_token_loss(y, self.targets[i]))
@@ -52,7 +67,7 @@ class Pipe:
 
     def backward(self, i):
         x, y = self.kept.pop(i)
-        y.backward(None if self.rank == self.last else self.receive(self.rank + 1))
+        y.backward(None if self.rank == self.last else self.receive(i, self.rank + 1))
         if self.rank > 0:
             self.send(x.grad, self.rank - 1)
 
@@ -62,21 +77,33 @@ class Pipe:
     def send(self, tensor, to):
         self.sending.append(dist.isend(tensor, dst=to))
 
-    def receive(self, source):
-        device = self.inputs[0].device
-        activation = torch.empty(len(self.inputs[0]), CONTEXT, WIDTH, device=device)  # (b, T, C)
-        dist.recv(activation, src=source)
-        return activation
+    def receive(self, i, source):
+        tensor = torch.empty(*self.inputs[i].shape, WIDTH, device=self.inputs[i].device)
+        dist.recv(tensor, src=source)
+        return tensor  # (b, T, C)
 
     def step(self, actions, x, y):
-        """Work off the actions: ("F", 0) is the forward of micro-batch 0, ("B", 0) its backward."""
+        """Run the actions: ("F", 0) is the forward of micro-batch 0, ("B", 0) its backward."""
         micros = 1 + max(i for _, i in actions)
         self.inputs, self.targets = x.chunk(micros), y.chunk(micros)
         self.kept, self.sending, self.most, self.loss = {}, [], 0, 0.0
         for kind, i in actions:
-            if kind == "F":
-                self.forward(i)
-            else:
-                self.backward(i)
+            getattr(self, self.kinds[kind])(i)
         for message in self.sending:
             message.wait()
+
+
+def with_torch(schedule_class, steps=1, chunks=1):
+    """Gradients of torch's pipeline; with several chunks, stage s is on rank s % ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    places = range(rank, ranks * chunks, ranks)
+    own = [Stage(new_gpt(), place, ranks * chunks) for place in places]
+    stages = [
+        PipelineStage(stage, place, ranks * chunks, dz.device())
+        for stage, place in zip(own, places, strict=True)
+    ]
+    stages = stages if chunks > 1 else stages[0]
+    schedule = schedule_class(stages, n_microbatches=4, loss_fn=next_token_loss)
+    for _ in range(steps):
+        schedule.step(*([x] if rank == 0 else []), target=y if rank == ranks - 1 else None)
+    return ({name: g for stage in own for name, g in gradients_of(stage).items()},)

@@ -45,7 +45,7 @@ def _fails(
     what = f"with {change.by!r} for {change.replace!r}"
     error = _error_of(client, changed, change.changed)
     if change.changed != change.cell:
-        error = error or _error_of(client, copy.deepcopy(notebook.cells[change.cell]), change.cell)
+        error = _error_of(client, copy.deepcopy(notebook.cells[change.cell]), change.cell)
         client.execute_cell(copy.deepcopy(notebook.cells[change.changed]), change.changed)
     if error is None:
         return f"{what} it still passes"

@@ -89,7 +89,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
         right.set_yticks(range(len(spent)), list(spent))
         right.set_ylim(len(spent) - 0.4, -0.6)
         right.set_xlim(0, 1.35 * max(spent.values()))
-        right.set_xlabel("seconds of a step")
+        right.set_xlabel("modelled seconds of a step")
         right.set_title(text, fontsize=9.5)
     order = " x ".join(f"{axis} {size}" for axis, size in plan)
     alt = f"Innermost first, {order}, on 8 nodes of 8: {text}. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
@@ -20,7 +20,26 @@ from ddpz_lite.strategies.pipeline.schedules import (
     play,
     read,
     words,
+    zero_bubble,
 )
+
+__all__ = [
+    "bars_of",
+    "explorer",
+    "gpipe",
+    "idle",
+    "interleaved",
+    "length",
+    "live",
+    "measured",
+    "one_f_one_b",
+    "picture",
+    "play",
+    "read",
+    "schedule",
+    "words",
+    "zero_bubble",
+]
 
 CHUNK = ("#56B4E9", "#9AD3F2", "#3C8DBC", "#C9E7F8")  # forward, by chunk
 CHUNK_BACK = ("#0072B2", "#4A9CCB", "#00507D", "#86BEDD")
@@ -55,8 +74,8 @@ def picture(
         axes.locator_params(axis="x", integer=True)
         axes.tick_params(axis="y", length=0)
         splits = any(bar.kind == "W" for bar in bars)
-        weights = ", orange and hatched: weight gradients" if splits else ""
-        axes.set_xlabel(f"units of time; light: forward, dark: backward{weights}, grey: idle")
+        weights = ", hatched: weight gradients" if splits else ""
+        axes.set_xlabel(f"calculated time; light: forward, dark: backward{weights}, grey: idle")
         axes.set_title(f"{title}: {text}" if title else text)
     alt = f"{title or 'A schedule'} of {len(actions)} stages: {text}. At most "
     alt += ", ".join(f"{k:.3g}" for k in kept) + " micro-batches are kept, by stage."
@@ -77,6 +96,52 @@ def _draw(axes: Any, bar: Bar, until: float) -> None:
         light = colour in (*CHUNK, CHUNK_BACK[3], WEIGHTS)
         axes.text(bar.start + width / 2, bar.stage, str(bar.micro), ha="center", va="center",
                   fontsize=7.5, color=TEXT_COLOR if light else "white")  # fmt: skip
+
+
+def bars_of(run: Any, lines: Sequence[str] | Schedule, unit: float) -> list[Bar]:
+    """The actions of a run with their measured times, in units of `unit` seconds.
+
+    run: one step, in which each action is a span "forward" or "backward", as simulated compute
+    records them. lines: of `read`, or actions. Raises ValueError if a rank has another number of
+    spans than actions.
+    """
+    actions = [read(line) if isinstance(line, str) else line for line in lines]
+    spans = [s for s in run.spans if s.name in ("forward", "backward")]
+    zero, bars = min(s.started for s in spans), []
+    for stage, order in enumerate(actions):
+        own = sorted((s for s in spans if s.rank == stage), key=lambda s: s.started)
+        for (kind, micro, *chunk), s in zip(order, own, strict=True):
+            start, end = (s.started - zero) / unit, (s.finished - zero) / unit
+            bars.append(Bar(stage, kind, micro, chunk[0] if chunk else 0, start, end))
+    return bars
+
+
+def measured(steps: Mapping[str, Sequence[Bar]]) -> None:
+    """Draw steps that ranks have run, one below another on one axis, and show them.
+
+    steps: the bars of each, from `bars_of`.
+    """
+    until = max(map(length, steps.values()))
+    fig, panels = figure(len(steps), 1, height=0.7 + 1.15 * len(steps), sharex=True, squeeze=False)
+    rows, words = [["schedule", "step", "idle"]], []
+    with house_style():
+        for axes, (name, bars) in zip(panels[:, 0], steps.items(), strict=True):
+            for bar in bars:
+                _draw(axes, bar, until)
+            own, share, stages = length(bars), idle(bars), 1 + max(bar.stage for bar in bars)
+            axes.barh(range(stages), own, height=1, color=style_of("idle").color, zorder=0)
+            axes.set_yticks(range(stages), [f"rank {s}" for s in range(stages)], fontsize=8)
+            axes.set_ylim(stages - 0.5, -0.5)
+            axes.set_xlim(0, until)
+            axes.locator_params(axis="x", integer=True)
+            axes.tick_params(axis="y", length=0)
+            axes.set_title(f"{name}: {own:.1f} units, {share:.0%} idle", fontsize=9.5)
+            rows.append([name, round(own, 1), round(share, 3)])
+            words.append(f"{name}: {own:.1f} units of time, {share:.0%} idle")
+        panels[-1, 0].set_xlabel(
+            "measured time, simulated compute; light: forward, dark: backward, grey: idle"
+        )
+    show_figure(fig, alt="Steps on one axis. " + "; ".join(words) + ".", table=rows)
 
 
 def explorer() -> None:

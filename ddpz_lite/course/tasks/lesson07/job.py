@@ -48,9 +48,9 @@ def bounded(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> dict[s
 
 
 def _watch(clock: Any, run: dict[str, Any]) -> list[list[Any]]:
-    """Workers in a time of their own: [what was called, for which worker, what it returned].
+    """Workers on a simulated clock: [what was called, for which worker, what it returned].
 
-    A worker that has no step left leaves. Whoever is returned, and waits, begins its next step.
+    A worker that has no step left leaves. One that is returned, and waits, begins its next step.
     """
     seconds = [list(steps) for steps in run["seconds"]]
     events = [(steps.pop(0), worker, "finished") for worker, steps in enumerate(seconds)]
@@ -102,7 +102,7 @@ def update_bound(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> d
 
 
 def _serve(server: Any, bound: int, workers: list[dict[str, Any]]) -> Iterator[list[Any]]:
-    """Workers in a time of their own; yields [what was called, for which worker, the answer].
+    """Workers on a simulated clock; yields [what was called, for which worker, the answer].
 
     workers: of each its "name", when it first asks ("starts"), the "seconds" of each of its steps,
     the time from a push until it asks again ("idle"), and "lost": when it leaves, and when it asks

@@ -105,19 +105,19 @@ def _mistakes(
     before = states[step]
     own = torch.cat([row.chunk(world)[peer] for peer, row in enumerate(every)])
     weights = {
-        "are the weights of before the step: pull when the servers have updated them.": before,
+        "are the weights before the step: pull when the servers have updated them.": before,
         "took the sum of the gradients; SGD in lockstep takes their mean.": (
             before - rate * every.sum(0)
         ),
         "took on each server the gradient of that rank alone: push to the others, too.": (
             before - rate * own
         ),
-        "took this rank's own gradient alone: the servers have to hear all ranks.": (
+        "took this rank's own gradient alone: every server needs the gradients of all ranks.": (
             before - rate * every[rank]
         ),
         "went up the gradient, not down.": before + rate * every.mean(0),
         "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
-        "began at the shard of before step 1: a step updates `shard` in place.": (
+        "began at the shard before step 1: a step updates `shard` in place.": (
             states[0] - rate * every.mean(0)
         ),
     }
@@ -192,7 +192,7 @@ def _server_stays(seen: Observed) -> str | None:
         if got["later"]:
             return (
                 f"Rank {rank}: what step {got['later'][0]} returned was changed by a later step. "
-                "The shard moves on; return a tensor of its own."
+                "Later steps update the shard in place, so return a separate tensor."
             )
     return unchanged(seen)
 
@@ -210,7 +210,7 @@ SHARDED = Task(
         Criterion("each rank's shard is updated in place", 1, _server_shards),
         Criterion("send and recv alone", 1, _server_messages),
         Criterion("at most 2(N-1)/N of the weights from each rank", 2, _server_bytes),
-        Criterion("gradients stay as they are, and what was returned", 1, _server_stays),
+        Criterion("gradients and returned weights stay unchanged", 1, _server_stays),
     ),
     hints=(
         "Which part of your gradient does the server on rank 2 need? Which part of the weights "
@@ -222,7 +222,7 @@ SHARDED = Task(
         "wait, put them in order, cut off the padding.",
     ),
     debrief="A server in lockstep on every rank: reduce-scatter, step, all-gather. That is ZeRO-1, "
-    "lesson 09. Servers that run beside the workers (BytePS, ps-lite) send the same two messages.",
+    "lesson 09. Servers that run next to the workers (BytePS, ps-lite) send the same two messages.",
 )
 
 # -- 07.bounded ------------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def _clock_cases(rng: torch.Generator) -> list[Case]:
 class _Clock:
     """The clock that is asked for; or one with a mistake.
 
-    slowest: of the steps of the workers that are here. stay: who has left is still counted.
-    silent: left() returns nobody.
+    slowest: of the steps of the workers that are here. stay: one that has left is still counted.
+    silent: left() returns no worker.
     """
 
     def __init__(
@@ -305,18 +305,22 @@ class _Clock:
 
 
 CLOCKS: dict[str, dict[str, Any]] = {
-    "Everyone goes on at once: hold back who is more than `bound` ahead.": {"more": 1 << 30},
+    "All workers begin at once: hold back those that are more than `bound` ahead.": {
+        "more": 1 << 30
+    },
     "It is lockstep, whatever the bound is.": {"more": "lockstep"},
-    "It holds a worker that is exactly `bound` steps ahead; it may go on.": {"more": -1},
-    "It lets a worker go that is `bound` + 1 steps ahead.": {"more": 1},
+    "It holds a worker that is exactly `bound` steps ahead; that worker may begin.": {"more": -1},
+    "It lets a worker begin that is `bound` + 1 steps ahead.": {"more": 1},
     "It counts from the mean of the workers; the bound is against the slowest.": {
         "slowest": lambda done: sum(done) / len(done)
     },
-    "It forgets who waits: when the slowest has caught up, return them, too.": {"forgets": True},
-    "It returns one worker at a time, where several may go on.": {"one": True},
-    "left() returned nobody: a worker that leaves may have been the slowest, so others may begin "
+    "It forgets the workers that wait: return them when the slowest has caught up.": {
+        "forgets": True
+    },
+    "It returns one worker at a time, where several may begin.": {"one": True},
+    "left() returned no worker: the one that left may have been the slowest, so others may begin "
     "now.": {"silent": True},
-    "It still counts a worker that has left: strike it off.": {"stay": True},
+    "It still counts a worker that has left: remove it.": {"stay": True},
     "It returns a worker that has left.": {"ghosts": True},
 }
 
@@ -371,17 +375,21 @@ def _faults(run: dict[str, Any], log: list[list[Any]]):
                 yield (
                     place,
                     "ahead",
-                    f"{call} lets worker {other} begin with {done[other]} steps finished, and the "
-                    f"slowest has {slowest}: more than {bound} ahead.",
+                    f"{call} lets worker {other} begin with {_steps(done[other])} finished, and "
+                    f"the slowest has {slowest}: more than {bound} ahead.",
                 )
         for other in sorted(waiting):
             if done[other] - slowest <= bound:
                 yield (
                     place,
                     "held",
-                    f"After {call} worker {other} still waits, with {done[other]} steps finished "
+                    f"After {call} worker {other} still waits, with {_steps(done[other])} finished "
                     f"where the slowest has {slowest}; {bound} ahead are allowed.",
                 )
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _form(
@@ -408,10 +416,10 @@ BOUNDED = Task(
     cases=_clock_cases,
     criteria=(
         Criterion("lists of workers that wait", 1, _clock_judge(("form",)), on=("",)),
-        Criterion("nobody is more than the bound ahead", 2, _clock_judge(("ahead",)), on=("",)),
-        Criterion("nobody waits who may go on", 2, _clock_judge(("held",)), on=("",)),
+        Criterion("no worker is more than the bound ahead", 2, _clock_judge(("ahead",)), on=("",)),
+        Criterion("no worker waits that may begin", 2, _clock_judge(("held",)), on=("",)),
         Criterion(
-            "a worker that has left blocks nobody",
+            "a worker that has left blocks no other",
             2,
             _clock_judge(("form", "ahead", "held")),
             on=("left",),
@@ -419,10 +427,10 @@ BOUNDED = Task(
     ),
     hints=(
         "A fast worker finishes a step and must wait. Which later calls can be the one that lets "
-        "it go on?",
-        "Keep two things: how many steps each worker has finished, and who waits. After each call "
-        "ask of all who wait.",
-        "finished: count, put the worker among the waiting. left: take it out of both. Then, in "
+        "it begin?",
+        "Keep two things: how many steps each worker has finished, and which workers wait. After "
+        "each call, check all that wait.",
+        "finished: count, put the worker among the waiting. left: remove it from both. Then, in "
         "both: slowest = min of the counts; return the waiting ones with count - slowest <= bound, "
         "and take them out.",
     ),
@@ -492,15 +500,14 @@ RATE_MISTAKES: dict[str, Callable[[list[float], int], float]] = {
     "That takes every delay for a delay of 1.": lambda c, d: limit(c, min(d, 1)),
     f"It is not 2 over (delay + 1): {SINE}": lambda c, d: 2 / (d + 1) / max(c),
     f"It is not 1 over the delay: {SINE}": lambda c, d: (1 / d if d else 2) / max(c),
-    f"The smallest curvature decides nothing: {STEEPEST}": lambda c, d: limit([min(c)], d),
-    f"The mean of the curvatures decides nothing: {STEEPEST}": (
+    f"The smallest curvature does not decide: {STEEPEST}": lambda c, d: limit([min(c)], d),
+    f"The mean of the curvatures does not decide: {STEEPEST}": (
         lambda c, d: limit([sum(c) / len(c)], d)
     ),
-    f"The sum of the curvatures is no direction's: {STEEPEST}": lambda c, d: limit([sum(c)], d),
+    f"The sum is not the curvature of any direction: {STEEPEST}": lambda c, d: limit([sum(c)], d),
     "The sine is of an angle in radians.": lambda c, d: 2 * math.sin(180 / (4 * d + 2)) / max(c),
-    "Above that w begins to swing, and still shrinks: it diverges later.": (
-        lambda c, d: d**d / (d + 1) ** (d + 1) / max(c)
-    ),
+    "That is d^d / (d + 1)^(d + 1), the fastest rate. Above it w begins to swing and still "
+    "shrinks; the limit is larger.": (lambda c, d: d**d / (d + 1) ** (d + 1) / max(c)),
     "That is the limit for a delay of one more.": lambda c, d: limit(c, d + 1),
 }
 
@@ -550,7 +557,7 @@ LARGEST_RATE = Task(
         Criterion("several curvatures", 1, _rates, on=("several",)),
         Criterion("a delay of 1", 1, _rates, on=("one",)),
         Criterion("any delay", 2, _rates, on=("delay",)),
-        Criterion("the curvatures stay as they are", 1, unchanged),
+        Criterion("the curvatures stay unchanged", 1, unchanged),
     ),
     hints=(
         "Without delay w is multiplied by 1 - rate * curvature. When does that shrink, and for "
@@ -559,7 +566,7 @@ LARGEST_RATE = Task(
         "and angles say?",
         "2 * sin(pi / (4 * delay + 2)), over the largest curvature.",
     ),
-    debrief="Nobody knows the curvatures of a real model; people lower the rate with the number of "
+    debrief="The curvatures of a real model are unknown. People lower the rate with the number of "
     "workers, or divide it by the staleness of each gradient (Zhang et al. 2016).",
 )
 
@@ -594,7 +601,7 @@ def _update_cases(rng: torch.Generator) -> list[Case]:
         case("bounds 0 to 8", run(0, wild, wild, wild), run(1, wild, wild, wild),
              run(2, *[wild] * 4), run(3, fast, slow, fast, fast), run(8, *[wild] * 6)),
         case("1 and 2 workers", run(0, fast), run(4, fast), run(1, fast, slow), run(3, slow, fast)),
-        case("a bound that holds nobody", run(500, wild, slow, fast, fast, fast)),
+        case("a bound that holds no worker", run(500, wild, slow, fast, fast, fast)),
         case("a slow worker leaves while it computes",
              run(4, slow, fast, fast, fast, lost=((0, 600, None),)),
              run(2, slow, slow, fast, lost=((0, 300, None), (1, 900, None))), kind="left"),
@@ -704,8 +711,8 @@ SERVERS: dict[str, Callable[[int], Any]] = {
     ),
     "It counts the updates since a pull, and not those that may still come first: each other "
     "worker in flight can push before.": _server(stale=lambda ages: max(ages, default=0)),
-    "It counts who is in flight, and not the updates since their pulls: a slow worker's gradient "
-    "grows older while others come and go.": _server(stale=len),
+    "It counts the workers in flight, and not the updates since their pulls: a slow worker's "
+    "gradient grows older while others come and go.": _server(stale=len),
     "A worker's own push does not make its gradient older: count only the others.": _server(
         stale=lambda ages: max(ages, default=0) + len(ages) + 1
     ),
@@ -718,11 +725,11 @@ SERVERS: dict[str, Callable[[int], Any]] = {
     "The oldest gradient in flight decides, not the mean.": _server(
         stale=lambda ages: sum(ages) / max(1, len(ages)) + len(ages)
     ),
-    "It looks once and lets all go: each one that begins is in flight for the next.": _server(
+    "It looks once and lets all begin: each one that begins is in flight for the next.": _server(
         at_once=True
     ),
     "It returns one worker at a time, where several may begin.": _server(most=1),
-    "It forgets who waits: a later call has to return them.": _server(
+    "It forgets the workers that wait: a later call has to return them.": _server(
         caller=True, silent=("pushed", "left")
     ),
     "pushed() returns no worker: the oldest gradient may have arrived, so others may begin.": (
@@ -800,7 +807,7 @@ def _update_faults(bound: int, log: list[list[Any]]):
                 place,
                 "old",
                 f"after {call} worker {oldest} is in flight, pulled {_updates(age)} ago, and may "
-                f"push after all {len(pulled) - 1} others in flight: then its gradient is "
+                f"push after all others in flight, {len(pulled) - 1}: then its gradient is "
                 f"{_updates(age + len(pulled) - 1)} old.",
             )
         if waiting and age + len(pulled) <= bound:

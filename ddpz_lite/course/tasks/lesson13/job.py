@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.wire import span
 
 # ---- 13.atomic_save ----
 
@@ -346,7 +347,7 @@ def _new_run(
         model=model,
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, _rate),  # from the first rate
-        dice=torch.Generator(),
+        generator=torch.Generator(),
         order=[],
         at=0,
         step=0,
@@ -361,13 +362,13 @@ def _go_on(
     seen: dict[str, list[Any]] = {"losses": [], "rates": [], "taken": [], "steps": []}
     while run.step < steps:
         if run.at >= len(run.order):
-            run.order = torch.randperm(len(data), generator=run.dice).tolist()
+            run.order = torch.randperm(len(data), generator=run.generator).tolist()
             run.at = 0
-        dealt = run.order[run.at : run.at + BATCH * world]
-        mine = dealt[rank::world]
-        run.at += len(dealt)
-        x = data[mine]  # (up to BATCH, SIZES[0] + 1), the target last
-        loss = (run.model(x[:, :-1])[:, 0] - x[:, -1]).square().sum() / len(dealt)
+        global_batch = run.order[run.at : run.at + BATCH * world]
+        local = global_batch[rank::world]
+        run.at += len(global_batch)
+        x = data[local]  # (up to BATCH, SIZES[0] + 1), the target last
+        loss = (run.model(x[:, :-1])[:, 0] - x[:, -1]).square().sum() / len(global_batch)
         run.optimizer.zero_grad()
         loss.backward()
         for parameter in run.model.parameters():
@@ -378,7 +379,7 @@ def _go_on(
         run.optimizer.step()
         run.schedule.step()
         seen["losses"].append(loss.detach())
-        seen["taken"].append(mine)
+        seen["taken"].append(local)
         seen["steps"].append(run.step)
         save()
         run.step += 1
@@ -402,7 +403,7 @@ def resume(
     and is then resumed from each save.
     """
     run = _new_run(start, seeds[0], lr, 0.9)
-    run.dice.manual_seed(seeds[1])
+    run.generator.manual_seed(seeds[1])
     files, after, changed = [], [], []
 
     def save() -> None:
@@ -419,7 +420,7 @@ def resume(
     resumed = []
     for file in files:
         run = _new_run(other, seeds[2], 7.0, 0.2)
-        run.dice.manual_seed(seeds[3])
+        run.generator.manual_seed(seeds[3])
         answer.load(run, torch.load(io.BytesIO(file), weights_only=True))
         look = _look(run)
         resumed.append({"look": look, **_go_on(run, data, steps, lambda: None)})
@@ -434,7 +435,7 @@ def _from_rank_0(data: bytes) -> bytes:
 
 def _look(run: SimpleNamespace) -> dict[str, Any]:
     """What a run is at this moment, and its next random numbers."""
-    states = [torch.get_rng_state(), run.dice.get_state()]
+    states = [torch.get_rng_state(), run.generator.get_state()]
     chance = [torch.Generator() for _ in states]
     for generator, state in zip(chance, states, strict=True):
         generator.set_state(state)
@@ -447,3 +448,35 @@ def _look(run: SimpleNamespace) -> dict[str, Any]:
         "at": int(run.at),
         "step": int(run.step),
     }
+
+
+# ---- 13.newest_complete ----
+
+
+def _manifests(manifests: dict[str, Any]) -> tuple[Callable[[str], Any], list[str]]:
+    """(read(folder), the folders whose manifest it was asked for)."""
+    taken: list[str] = []
+
+    def read(folder: str) -> Any:
+        taken.append(folder)
+        if folder not in manifests:
+            raise FileNotFoundError(f"there is no {folder}/manifest.json")
+        if manifests[folder] is None:
+            raise ValueError(f"{folder}/manifest.json is half written")
+        return deepcopy(manifests[folder])
+
+    return read, taken
+
+
+def newest_complete(
+    answer: Callable[..., Any], *, questions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """questions: the "folders" of each call, and the "manifests" in them, None if half written."""
+    kept = Kept(folders=[question["folders"] for question in questions])
+    steps, reads = [], []
+    for number, question in enumerate(questions):
+        read, taken = _manifests(question["manifests"])
+        with span(f"call {number}"):
+            steps.append(answer(question["folders"], read))
+        reads.append(taken)
+    return {"steps": steps, "reads": reads, "changed": kept.changed()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +11,13 @@ import torch
 
 from ddpz_lite.course.check.compare import close, differs
 from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
-from ddpz_lite.course.check.vocabulary import explain, silent, unchanged, world_name
+from ddpz_lite.course.check.vocabulary import (
+    all_in_spans,
+    explain,
+    silent,
+    unchanged,
+    world_name,
+)
 
 # -- 13.atomic_save --------------------------------------------------------------------------------
 
@@ -55,12 +63,12 @@ def _save_values(seen: Observed) -> str | None:
     for rank, data in enumerate(seen.data):
         for got, wanted in zip(data["first"], (None, OLDEST, GOOD), strict=True):
             if wrong := _loaded(seen, rank, got, wanted):
-                return f"After saves that nobody killed: {wrong}."
+                return f"After saves without a kill: {wrong}."
         if wrong := _loaded(seen, rank, data["again"], GOOD):
             return f"A new Checkpoints(disk) must find what is on its disk, and only that: {wrong}."
         for found in data["rounds"]:
             if not found["killed"] and (wrong := _loaded(seen, rank, found["crash"], KILLED)):
-                return f"A third save, that nobody killed: {wrong}."
+                return f"A third save, without a kill: {wrong}."
     return unchanged(seen)
 
 
@@ -142,7 +150,7 @@ def _why(seen: Observed, found: list[dict[str, Any]], got: str) -> str:
             "Other ranks loaded the new one: it counted before all ranks had written their parts. "
             "The pointer comes after a barrier."
         )
-    return f"Step {steps[GOOD]} was there, whole, and what is not whole must not count."
+    return f"Step {steps[GOOD]} was there and complete, and what is not complete must not count."
 
 
 def _save_returns(seen: Observed) -> str | None:
@@ -180,8 +188,8 @@ def _save_two(seen: Observed) -> str | None:
     for words, found in _rounds(seen):
         if len(_complete(seen, found[0]["there"])) < 2:
             return (
-                f"{words}. Then fewer than two complete checkpoints are on the disk: what is older "
-                "goes when the new one counts, and not before."
+                f"{words}. Then fewer than two complete checkpoints are on the disk: remove what "
+                "is older when the new one counts, and not before."
             )
     return None
 
@@ -213,17 +221,17 @@ ATOMIC_SAVE = Task(
         Criterion("what was saved is loaded", 2, _save_values),
         Criterion("killed at any operation: complete, and the same on all ranks", 3, _save_kills),
         Criterion("save() returns when the checkpoint counts", 1, _save_returns),
-        Criterion("saves go on after a kill", 1, _save_goes_on),
+        Criterion("later saves work after a kill", 1, _save_goes_on),
         Criterion("two complete checkpoints at any moment", 1, _save_two),
         Criterion("nothing else is left", 1, _save_cleans),
     ),
     hints=(
         "At which moment does the new checkpoint begin to count, and what must be on the disk by "
-        "then? Whose part of it?",
+        "then, and from which ranks?",
         "Every rank writes its part under a name that has the step in it. One small file says "
-        "which steps count; it is never written in place, but written beside and renamed.",
+        "which steps count. It is never overwritten: write a new file and rename it.",
         "save: write '<step>-<rank>'; barrier; rank 0 writes 'kept.new' with the last two steps "
-        "and renames it to 'kept'; barrier; rank 0 removes every file that no kept step names.",
+        "and renames it to 'kept'; barrier; rank 0 removes all files of other steps.",
     ),
     debrief="torch.distributed.checkpoint renames its .metadata last; ddpz_lite renames CURRENT, "
     "after a sync of every file and its folder.",
@@ -341,9 +349,9 @@ def _reshard_reads(seen: Observed) -> str | None:
                 if read > most:
                     return (
                         f"Rank {rank} read {read} of {numel} elements of {key}, and its shard has "
-                        f"{most}: read the stretches that lie in it, from whoever has them."
+                        f"{most}: read the ranges that lie in it, from the ranks that have them."
                     )
-    return silent(seen, "Whatever a rank needs it can read itself.")
+    return silent(seen, "A rank can read all that it needs.")
 
 
 RESHARD = Task(
@@ -364,12 +372,13 @@ RESHARD = Task(
         Criterion("a rank reads no more than its shard", 2, _reshard_reads),
     ),
     hints=(
-        "Where does element i of the whole lie in the old shards, and where does it lie in the "
-        "new ones? Which of the two needs the world that saved?",
-        "Go through the names in their new order with a running start. What of a name lies in "
-        "your new shard is a range; in the old flat range it is a range too, and may cross shards.",
-        "For a stretch start:stop of the old flat range: rank, offset = divmod(start, old shard); "
-        "read up to the end of that shard; go on from there. Pad the end with zeros.",
+        "Where is element i of the full range in the old shards, and where is it in the new ones? "
+        "Which of the two needs the number of ranks that saved?",
+        "Go through the names in their new order and add up where each begins. The part of a name "
+        "in your new shard is a range. In the old flat range it is a range too, and may cross "
+        "shards.",
+        "For a range start:stop of the old flat range: rank, offset = divmod(start, old shard); "
+        "read up to the end of that shard; continue from there. Pad the end with zeros.",
     ),
     debrief="torch.distributed.checkpoint does this for tensors of any dimension: each rank's "
     "planner asks for the intersections of what it needs with what was written.",
@@ -377,7 +386,7 @@ RESHARD = Task(
 
 # -- 13.resume -------------------------------------------------------------------------------------
 
-STEPS, SAMPLES = 7, {1: 5, 2: 9, 3: 14, 4: 19}  # two epochs and a bit, none of which comes out even
+STEPS, SAMPLES = 7, {1: 5, 2: 9, 3: 14, 4: 19}  # over two epochs, none of which divides evenly
 
 
 def _resume_cases(rng: torch.Generator) -> list[Case]:
@@ -426,18 +435,18 @@ def _resume_samples(seen: Observed) -> str | None:
             return f"{saved} has run.step {look['step']}; the next step is {step + 1}."
         if look["order"] == after["order"] and look["at"] == 0 != after["at"]:
             return (
-                f"{saved} begins the epoch from the start: samples that were seen would be seen "
-                "again. run.at says how many were dealt."
+                f"{saved} begins the epoch from the start and would use samples twice. run.at says "
+                "how many were taken."
             )
         if look["order"] != after["order"] and look["at"] == after["at"]:
             return (
-                f"{saved} goes on in another order: drawn anew, it deals some samples twice and "
-                "others never. Save the order itself."
+                f"{saved} continues in another order: drawn again, it repeats some samples and "
+                "skips others. Save the order itself."
             )
         if (look["order"], look["at"]) != (after["order"], after["at"]):
-            return f"{saved} has lost its place: run.order and run.at say what was dealt."
+            return f"{saved} has lost its place: run.order and run.at say what was taken."
         if not close(look["chance"][1], after["chance"][1], bitwise=True):
-            return f"{saved} will draw the next epoch in another order: run.dice has a state, too."
+            return f"{saved} will draw the next epoch in another order: run.generator has a state."
         if resumed["taken"] != whole:
             return f"{saved} takes {resumed['taken']}, and {whole} were left."
     return None
@@ -451,8 +460,8 @@ def _resume_random(seen: Observed) -> str | None:
         first = seen.data[0]["after"][step]["chance"][0]
         if rank and close(drawn, first, bitwise=True):
             return (
-                f"Rank {rank} goes on with rank 0's random numbers: all ranks drop the same units "
-                "from now on. Each rank's generator has a state of its own; gather them."
+                f"Rank {rank} continues with rank 0's random numbers: all ranks drop the same "
+                "units from now on. Each rank's generator has its own state. Gather them."
             )
         return (
             f"Rank {rank}'s random generator is not where it was when step {step} was saved: "
@@ -479,8 +488,8 @@ def _resume_losses(seen: Observed) -> str | None:
             if not close(resumed["look"]["model"][name], value, bitwise=True):
                 kind = "a buffer" if name == "1.mean" else "a parameter"
                 return f"Rank {rank}'s {name}, {kind}, is not what was saved in step {step}."
-        for mine, value in zip(resumed["look"]["momenta"], after["momenta"], strict=True):
-            if value is not None and not close(mine, value, bitwise=True):
+        for local, value in zip(resumed["look"]["momenta"], after["momenta"], strict=True):
+            if value is not None and not close(local, value, bitwise=True):
                 return (
                     f"Rank {rank}'s optimizer has lost its momentum after a resume from step "
                     f"{step}: its state belongs to the checkpoint."
@@ -490,7 +499,7 @@ def _resume_losses(seen: Observed) -> str | None:
         if len(resumed["losses"]) != len(whole) or not all(
             close(a, b, bitwise=True) for a, b in pairs
         ):
-            return f"Rank {rank}'s losses after step {step} are not those of the run that went on."
+            return f"Rank {rank}'s losses after step {step} are not those of the uninterrupted run."
     return None
 
 
@@ -499,13 +508,14 @@ def _resume_quiet(seen: Observed) -> str | None:
         if data["changed"]:
             return f"Rank {rank}'s save changed {data['changed'][0]}: saving only looks."
         inputs = seen.case.inputs[rank]
-        dice, length = torch.Generator().manual_seed(inputs["seeds"][1]), len(inputs["data"])
-        dealt: list[int] = []
-        while len(dealt) < STEPS * 2 * seen.case.world:
-            dealt += _epoch(torch.randperm(length, generator=dice).tolist(), rank, seen.case.world)
+        generator, length = torch.Generator().manual_seed(inputs["seeds"][1]), len(inputs["data"])
+        expected: list[int] = []
+        while len(expected) < STEPS * 2 * seen.case.world:
+            order = torch.randperm(length, generator=generator).tolist()
+            expected += _epoch(order, rank, seen.case.world)
         taken = [index for batch in data["whole"]["taken"] for index in batch]
-        if taken != dealt[: len(taken)]:
-            return f"Rank {rank}'s save changed what the run that went on has taken."
+        if taken != expected[: len(taken)]:
+            return f"Rank {rank}'s save changed the samples that the run takes afterwards."
     return None
 
 
@@ -531,15 +541,329 @@ RESUME = Task(
     hints=(
         "What does the next step depend on? Go through the loop line by line: what does each line "
         "read that an earlier step has written?",
-        "Six objects of the run have a state, and so has torch's global generator, another one on "
-        "each rank. What rank 0 returns is all that is written: what does it have to hear from "
-        "the others?",
+        "Six objects of the run have a state, and so has torch's global generator, a different one "
+        "on each rank. Only what rank 0 returns is written: what must it receive from the others?",
         "save: all_gather_object(torch.get_rng_state()); state_dict() of model, optimizer, "
-        "schedule; dice.get_state(); order, at, step. load: the same back; step + 1, for the "
-        "step of the save is done.",
+        "schedule; generator.get_state(); order, at, step. load: set all of it; step + 1, because "
+        "the step of the save is done.",
     ),
-    debrief="`ddpz train` saves all of this by each rank; its learning rate follows from the "
-    "number of the step, so its schedule has no state at all.",
+    debrief="`ddpz train` saves all of this for each rank. Its learning rate follows from the "
+    "number of the step, so its schedule has no state.",
 )
 
-TASKS = [ATOMIC_SAVE, RESHARD, RESUME]
+# -- 13.newest_complete ----------------------------------------------------------------------------
+
+Question = dict[str, Any]  # "folders": {folder: {file: bytes}}, "manifests": {folder: a manifest}
+MANIFEST = "manifest.json"
+EVERY = 12  # steps from save to save: the number of no rank follows from a step
+FLAWS = ("", "no manifest", "torn", "last part", "extra part", "short", "long", "tmp", "two")
+
+
+def _saves(question: Question, ending: str = "") -> dict[str, int]:
+    """{folder: step} of all saves, in the order of the listing."""
+    names = (re.fullmatch(rf"step-(\d+){ending}", folder) for folder in question["folders"])
+    return {match.group(0): int(match.group(1)) for match in names if match}
+
+
+def _flaw(question: Question, folder: str) -> str | None:
+    """What a save lacks, in words; None if it is complete."""
+    files, manifests = question["folders"][folder], question["manifests"]
+    if folder not in manifests:
+        return "the manifest is missing"
+    if manifests[folder] is None:
+        return "the manifest is half written"
+    for name, size in manifests[folder]["files"].items():
+        if name not in files:
+            return f"{name} is missing"
+        if files[name] != size:
+            return f"{name} has {files[name]} bytes instead of {size}"
+    return None
+
+
+def _newest(question: Question, is_good: Callable[[str], bool], ending: str = "") -> int | None:
+    saves = _saves(question, ending)
+    return max((step for folder, step in saves.items() if is_good(folder)), default=None)
+
+
+def _right(question: Question) -> int | None:
+    return _newest(question, lambda folder: _flaw(question, folder) is None)
+
+
+def _parts(question: Question, folder: str) -> dict[str, int]:
+    """The parts that the manifest names; none if it is damaged."""
+    return (question["manifests"].get(folder) or {"files": {}})["files"]
+
+
+def _as_words(question: Question, world: int) -> int | None:
+    saves = _saves(question)
+    good = [folder for folder in saves if _flaw(question, folder) is None]
+    return saves[max(good)] if good else None
+
+
+def _oldest(question: Question, world: int) -> int | None:
+    saves = _saves(question).items()
+    return min((step for name, step in saves if _flaw(question, name) is None), default=None)
+
+
+def _up_to_a_flaw(question: Question, world: int) -> int | None:
+    newest = None
+    for folder, step in sorted(_saves(question).items(), key=lambda pair: pair[1]):
+        if _flaw(question, folder):
+            break
+        newest = step
+    return newest
+
+
+def _parts_there(
+    wanted: Callable[[Question, str, int], set[str]],
+) -> Callable[[Question, int], int | None]:
+    """The newest save of which these files are there, and the manifest can be read."""
+
+    def newest(question: Question, world: int) -> int | None:
+        def is_good(folder: str) -> bool:
+            there = question["folders"][folder].keys()
+            manifest = question["manifests"].get(folder)
+            return manifest is not None and wanted(question, folder, world) <= there
+
+        return _newest(question, is_good)
+
+    return newest
+
+
+def _same_files(question: Question, world: int) -> int | None:
+    def is_good(folder: str) -> bool:
+        return question["folders"][folder].keys() - {MANIFEST} == _parts(question, folder).keys()
+
+    return _newest(question, is_good)
+
+
+def _of_ranks(world: int) -> set[str]:
+    return {f"rank-{rank}.pt" for rank in range(world)}
+
+
+MISTAKES: dict[str, Callable[[Question, int], int | None]] = {
+    "folders were compared as words": _as_words,
+    "a .tmp folder counted": lambda q, world: _newest(
+        q, lambda folder: _flaw(q, folder) is None, r"(?:\.tmp)?"
+    ),
+    "every save were complete": lambda q, world: _newest(q, lambda folder: True),
+    "it were enough that a manifest is there": lambda q, world: _newest(
+        q, lambda folder: MANIFEST in q["folders"][folder]
+    ),
+    "it were enough that the manifest can be read": _parts_there(lambda q, folder, world: set()),
+    "a save had one part for each rank that there is now": _parts_there(
+        lambda q, folder, world: _of_ranks(world)
+    ),
+    "a save had only the parts of its ranks": _parts_there(
+        lambda q, folder, world: _of_ranks(q["manifests"][folder]["world"])
+    ),
+    "the size of a part did not matter": _parts_there(
+        lambda q, folder, world: set(_parts(q, folder))
+    ),
+    "a file that no manifest names made a save incomplete": _same_files,
+    "the oldest complete save were wanted": _oldest,
+    "the search ended at the first save that is not complete": _up_to_a_flaw,
+}
+
+
+def _newest_cases(rng: torch.Generator) -> list[Case]:
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    def save(step: int, world: int, flaw: str = "") -> tuple[str, dict[str, int], Any]:
+        """(folder, its files, its manifest); the flaw is that of a save that was interrupted."""
+        parts = {name: number(1_000, 9_000) for name in sorted(_of_ranks(world))}
+        parts["extra.pt"] = number(100, 900)
+        return damaged(step, dict(parts), {"world": world, "files": parts}, flaw)
+
+    def damaged(
+        step: int, files: dict[str, int], manifest: Any, flaw: str
+    ) -> tuple[str, dict[str, int], Any]:
+        files, folder = files | {MANIFEST: 300}, f"step-{step}"
+        last = f"rank-{manifest['world'] - 1}.pt"
+        if flaw == "no manifest":
+            del files[MANIFEST]
+            manifest = ...
+        elif flaw == "torn":
+            manifest = None
+        elif flaw in ("last part", "extra part"):
+            del files[last if flaw == "last part" else "extra.pt"]
+        elif flaw in ("short", "long"):
+            files[last] += -1 if flaw == "short" else 1
+        elif flaw == "tmp":
+            folder += ".tmp"
+        return folder, files, manifest
+
+    def question(
+        saves: Sequence[tuple[str, dict[str, int], Any]], order: Sequence[int] = ()
+    ) -> Question:
+        order = order or torch.randperm(len(saves), generator=rng).tolist()
+        folders = {"logs": {"events.log": 40}} | {saves[i][0]: saves[i][1] for i in order}
+        return {
+            "folders": folders,
+            "manifests": {name: manifest for name, _, manifest in saves if manifest is not ...},
+        }
+
+    def interrupted(world: int) -> list[Question]:
+        """The same saves in the same order, with each flaw of the newest one, once of two."""
+        order = torch.randperm(6, generator=rng).tolist()
+        old = [EVERY * number(low, low + 30) for low in (700, 730, 760, 790)]
+        second = EVERY * number(840, 860)
+        newest = second + EVERY * number(1, 9)
+        older = [save(old[0], world), save(old[1], world + 1), save(old[2], 2, "last part")]
+        older.append(save(old[3], 3))
+        _, _, manifest = save(newest, world + 1 + number(0, 3))
+        before = save(second, max(1, world - 1))
+        parts = manifest["files"] | {"events.log": 40}
+        return [
+            question(
+                [
+                    *older,
+                    damaged(second, dict(before[2]["files"]), before[2], "torn")
+                    if flaw == "two"
+                    else before,
+                    damaged(newest, dict(parts), manifest, "short" if flaw == "two" else flaw),
+                ],
+                order,
+            )
+            for flaw in FLAWS
+        ]
+
+    def telling(world: int) -> list[Question]:
+        """Questions to which each mistake gives other answers than the rest."""
+        while True:
+            questions = interrupted(world)
+            answers = [[_right(q) for q in questions]]
+            answers += [[mistake(q, world) for q in questions] for mistake in MISTAKES.values()]
+            alike = world == 1  # there, a part for each rank is the same as any readable manifest
+            if len({tuple(one) for one in answers}) == len(answers) - alike:
+                return questions
+
+    def few(world: int) -> list[Question]:
+        large = 2**24 + EVERY * number(0, 1000)  # float32 has no odd numbers here
+        return [
+            question([]),
+            question([save(EVERY, world, "tmp")]),
+            question([save(EVERY, world, "torn"), save(2 * EVERY, 2, "last part")]),
+            question([save(0, world)]),
+            question([save(large, world), save(large + 1, 2)]),
+            question([save(large, 1), save(10**11 + EVERY, 3), save(10**11, world, "no manifest")]),
+        ]
+
+    def case(world: int, kind: str, questions: list[Question]) -> Case:
+        says = f"{world_name(world)}{', few saves' if kind else ''}"
+        return Case(says, [{"questions": questions}] * world, kind)
+
+    return [case(world, "", telling(world)) for world in (3, 4, 2, 1)] + [
+        case(world, "few", few(world)) for world in (4, 1)
+    ]
+
+
+def _asked(seen: Observed) -> Iterator[tuple[int, Question, list[Any]]]:
+    """(number of the call, what was asked, what each rank returned)."""
+    for number, question in enumerate(seen.case.inputs[0]["questions"]):
+        yield number, question, [data["steps"][number] for data in seen.data]
+
+
+def _newest_values(seen: Observed) -> str | None:
+    for _, question, got in _asked(seen):
+        wanted = _right(question)
+        for rank, step in enumerate(got):
+            if step is not None and type(step) is not int:
+                return f"Rank {rank} returned {step!r}: return an int, or None."
+        if len({*got}) > 1:
+            return (
+                f"The ranks returned {got} for one listing. They must agree, so each needs what "
+                "the others have found."
+            )
+        if got[0] != wanted:
+            reason = _reason(question, got[0], wanted)
+            return f"You returned {got[0]}, expected is {wanted}: {reason}.{_if(seen)}"
+    return unchanged(seen)
+
+
+def _reason(question: Question, got: int | None, wanted: int | None) -> str:
+    if got is None:
+        return f"step-{wanted} is complete"
+    if wanted is None:
+        return "no save is complete"
+    if got == int(torch.tensor(wanted, dtype=torch.float32)):
+        return f"a float32 cannot hold {wanted}"
+    if f"step-{got}" not in question["folders"]:
+        return f"there is no folder step-{got}"
+    if flaw := _flaw(question, f"step-{got}"):
+        return f"in step-{got} {flaw}"
+    return f"step-{wanted} is complete and newer"
+
+
+def _if(seen: Observed) -> str:
+    """A mistake that explains all answers of a case, as a sentence."""
+    world = seen.case.world
+    for words, mistake in MISTAKES.items():
+        if all(got[0] == mistake(question, world) for _, question, got in _asked(seen)):
+            return f" Yours would be right if {words}."
+    return ""
+
+
+def _newest_calls(seen: Observed) -> str | None:
+    for rank in range(seen.case.world):
+        for number, _, _ in _asked(seen):
+            ops = seen.ops(rank, f"call {number}")
+            if len(ops) > 1:
+                return (
+                    f"Rank {rank} called {', '.join(ops)} for one listing. One collective of one "
+                    "number is enough; all_gather_object makes two."
+                )
+    return all_in_spans(seen)
+
+
+def _newest_reads(seen: Observed) -> str | None:
+    for number, question, _ in _asked(seen):
+        reads = [data["reads"][number] for data in seen.data]
+        times = Counter(folder for some in reads for folder in some)
+        folder, most = max(times.items(), key=lambda pair: pair[1], default=("", 0))
+        if most > 1:
+            ranks = [rank for rank, some in enumerate(reads) if folder in some]
+            return (
+                f"The manifest of {folder} was read {most} times, by ranks {ranks}: once is "
+                "enough, by one of them."
+            )
+        saves = len(_saves(question))
+        share = -(-saves // seen.case.world)
+        for rank, some in enumerate(reads):
+            if len(some) > share:
+                return (
+                    f"Rank {rank} read {len(some)} manifests of {saves} saves. Shared evenly over "
+                    f"{world_name(seen.case.world)} that is at most {share}."
+                )
+    return None
+
+
+NEWEST_COMPLETE = Task(
+    id="13.newest_complete",
+    title="The newest save that is complete",
+    answer="newest_complete",
+    job="lesson13.newest_complete",
+    minutes=20,
+    cases=_newest_cases,
+    criteria=(
+        Criterion("the newest complete save, on every rank", 3, _newest_values, on=("",)),
+        Criterion("no save, step 0, few saves, large steps", 1, _newest_values, on=("few",)),
+        Criterion("at most one collective", 1, _newest_calls),
+        Criterion("each manifest read once, and evenly shared", 2, _newest_reads, on=("",)),
+    ),
+    hints=(
+        "Which file alone can tell whether a save is complete? What must a rank know of the saves "
+        "that others look at: all about them, or one number?",
+        "Give each rank every N-th save of the sorted list. It finds the newest complete one among "
+        "those. Then the newest of all is the largest of these numbers, and a rank without any "
+        "takes part too.",
+        "steps[rank::world]; a save is good if read() raises nothing and folders[name].get(file) "
+        "== size for each file of the manifest; newest = max(good, default=-1); one all_reduce of "
+        "an int64 with MAX; -1 means None.",
+    ),
+    debrief="ddpz_lite, DCP and Megatron-LM need no search: their last rename or last file says "
+    "what counts. A search like this repairs a folder whose pointer was lost.",
+)
+
+TASKS = [ATOMIC_SAVE, RESHARD, RESUME, NEWEST_COMPLETE]

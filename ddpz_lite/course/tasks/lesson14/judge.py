@@ -117,12 +117,10 @@ LOSSES: dict[str, Parts] = {
     "is the gradient of the sum of all squared errors; it was never divided by their number.": (
         lambda s: torch.cat([one.flatten() for one in s]).sum()
     ),
-    "has the share of the last micro-batch alone. Those before it are lost.": (
+    "contains the last micro-batch alone. Those before it are lost.": (
         lambda s: s[-1].sum() / sum(one.numel() for one in s)
     ),
-    "has the share of the first micro-batch alone.": (
-        lambda s: s[0].sum() / sum(one.numel() for one in s)
-    ),
+    "contains the first micro-batch alone.": (lambda s: s[0].sum() / sum(one.numel() for one in s)),
 }
 
 
@@ -150,8 +148,8 @@ def _pipe_values(seen: Observed) -> str | None:
 def _pipe_gradient(case: Case, rank: int, index: int, step: int, gradient: Any) -> str | None:
     if gradient is None or not bool(gradient.any()):
         return (
-            f"Stage {rank} has no gradient after step {step}. Does what it received ask for one "
-            "(requires_grad_), and does the gradient of it go back to the left?"
+            f"Stage {rank} has no gradient after step {step}. Call requires_grad_ on what a stage "
+            "receives, and send its gradient back to the left."
         )
 
     def reference(steps: Sequence[int], loss: Parts) -> Callable[[], Any]:
@@ -161,7 +159,7 @@ def _pipe_gradient(case: Case, rank: int, index: int, step: int, gradient: Any) 
     so_far = [n for n in range(step + 1) if asked[n]["stage"] == asked[step]["stage"]]
     mistakes = {words: reference(so_far, loss) for words, loss in LOSSES.items()}
     if step:
-        mistakes["is that of this step alone: what .grad held before must stay in it."] = reference(
+        mistakes["is that of this step alone: add to what .grad held before."] = reference(
             [step], _mean_of_all
         )
     what = f"Stage {rank}'s gradient of its weight {index}"
@@ -247,7 +245,10 @@ def _pipe_traffic(seen: Observed) -> str | None:
         for step, inputs in enumerate(case.inputs[rank]["steps"]):
             calls = seen.calls(rank, f"step {step}")
             if other := [c.op for c in calls if c.op not in ("send", "recv")]:
-                return f"Rank {rank} called {other[0]}. Stages send to their neighbours, no more."
+                return (
+                    f"Rank {rank} called {other[0]}. Stages only send to their neighbours and "
+                    "receive from them."
+                )
             here = [n * width for n, width in inputs["shapes"]]
             there = [n * WIDTHS[rank + 1] for n, _ in inputs["shapes"]]
             wanted = {rank - 1: here, rank + 1: there}
@@ -286,14 +287,14 @@ ONE_F_ONE_B = Task(
     minutes=30,
     cases=_pipe_cases,
     criteria=(
-        Criterion("gradients and loss of the whole batch", 2, _pipe_values, on=("",)),
+        Criterion("gradients and loss of the batch", 2, _pipe_values, on=("",)),
         Criterion("fewer micro-batches than stages", 1, _pipe_values, on=("few",)),
         Criterion("another dtype", 1, _pipe_values, on=("other",)),
         Criterion("a second step adds to the gradients", 1, _pipe_values, on=("again",)),
         Criterion("a stage keeps at most p - stage micro-batches", 2, _pipe_live),
         Criterion("no stage waits longer than it must", 2, _pipe_time),
-        Criterion("only activations and their gradients travel", 1, _pipe_traffic),
-        Criterion("inputs and weights stay as they are", 1, unchanged),
+        Criterion("only activations and their gradients are sent", 1, _pipe_traffic),
+        Criterion("inputs and weights are unchanged", 1, unchanged),
     ),
     hints=(
         "How many forwards must a stage have done when the first gradient can come back to it?",
@@ -401,7 +402,7 @@ def _mlp_own(case: Case, rank: int, own: Any) -> str | None:
         if own[name].shape != wanted[name].shape:
             full = case.inputs[0]["weights"][NAMES.index(name)]
             if own[name].shape == full.shape:
-                return f"Rank {rank} keeps all of {name}: nothing is divided."
+                return f"Rank {rank} keeps all of {name}: it is not divided."
             if name in ("gate", "up") and own[name].shape[:1] == full.shape[:1]:
                 return (
                     f"Rank {rank}'s {name} is cut along the width: silu would see parts of sums. "
@@ -448,8 +449,8 @@ def _mlp_backward(case: Case, rank: int, call: int, got: Any) -> str | None:
             return wrong
     for name, wanted in _shards(case, rank, weights).items():
         mistakes = {
-            "is larger by the number of ranks. The result's gradient is the same on all of them: "
-            "in backward, the sum hands it on as it is.": wanted * case.world,
+            "is larger by the number of ranks. The result's gradient is the same on all of them, "
+            "so the exit passes it on unmodified in backward.": wanted * case.world,
             "is smaller by the number of ranks.": wanted / case.world,
         }
         what = f"The gradient of {name} on rank {rank}"
@@ -508,7 +509,7 @@ COLUMN_ROW = Task(
     minutes=25,
     cases=_mlp_cases,
     criteria=(
-        Criterion("result and gradients of the whole layer", 2, _mlp_values, on=("",)),
+        Criterion("result and gradients of the full layer", 2, _mlp_values, on=("",)),
         Criterion("another dtype", 1, _mlp_values, on=("other",)),
         Criterion(
             "called again, with other shapes, and an x that needs no gradient",
@@ -520,17 +521,17 @@ COLUMN_ROW = Task(
         Criterion("a rank keeps its own hidden units alone", 2, _mlp_held),
     ),
     hints=(
-        "Which of the three matrices can be cut so that silu sees whole sums? Where does the first "
-        "unfinished sum come up, in forward and in backward?",
+        "Which of the three matrices can be cut so that silu sees complete sums? Where does the "
+        "first partial sum appear, in forward and in backward?",
         "Two autograd functions: one that does nothing in forward and adds up over the ranks in "
         "backward (at the entry), one that adds up in forward and does nothing in backward (at the "
         "exit). The bias comes after the exit.",
         "h = copy(x) once; a = silu(h @ gate.T) * (h @ up.T) with this rank's rows; y = "
-        "reduce(a @ down.T) + bias with its columns. clone() each part: a view keeps the whole "
-        "alive. Do not change the gradient that autograd hands you in place.",
+        "reduce(a @ down.T) + bias with its columns. clone() each part: a view keeps the full "
+        "matrix alive. Do not change the gradient that autograd passes you in place.",
     ),
     debrief="Megatron calls the two functions f and g. With sequence parallelism the all-reduces "
-    "become a reduce-scatter and an all-gather of the same bytes.",
+    "become reduce-scatters and all-gathers, and a rank keeps 1/t of the activations.",
 )
 
 # -- 14.place --------------------------------------------------------------------------------------
@@ -620,13 +621,19 @@ def _needs(job: dict[str, Any], plan: Plan) -> float:
 
 def _seconds(job: dict[str, Any], plan: Plan) -> float:
     """Of a step."""
-    link = _links(job, plan)
-    d, p, t = (dict(plan)[axis] for axis in AXES)
-    m, message = job["batch"] // d, 2 * job["tokens"] * job["width"]
+    d, p, _ = (dict(plan)[axis] for axis in AXES)
+    m = job["batch"] // d
+    return (m + p - 1) * sum(_micro_batch(job, plan)) + _gradients(job, plan)
+
+
+def _micro_batch(job: dict[str, Any], plan: Plan) -> tuple[float, float, float]:
+    """Seconds of a micro-batch on a stage: compute, tensor's all-reduces, pipeline's messages."""
+    link, (_, p, t) = _links(job, plan), (dict(plan)[axis] for axis in AXES)
+    message = 2 * job["tokens"] * job["width"]
     compute = 6 * job["params"] * job["tokens"] / (p * t * job["flops"])
     reduce = 4 * (job["layers"] / p) * 2 * (t - 1) / t * message / link["tensor"]
     hop = 2 * message / link["pipeline"] if p > 1 else 0.0
-    return (m + p - 1) * (compute + reduce + hop) + _gradients(job, plan)
+    return compute, reduce, hop
 
 
 def _gradients(job: dict[str, Any], plan: Plan) -> float:
@@ -674,10 +681,10 @@ def _each_plan(seen: Observed, judge: Judge) -> str | None:
     for job, got in zip(jobs, seen.data[0]["plans"], strict=True):
         if _best(job) is None:
             if got is not None:
-                return "For a model that fits in no way, the answer is None."
+                return "No plan fits this model: the answer is None."
             continue
         if got is None:
-            return "None is for a model that fits in no way, and here some plan fits: try them all."
+            return "None is for a model that no plan fits, and here some plan fits: try them all."
         if not isinstance(got, list) or len(got) != 3:
             return "The answer must be three things: a plan, its seconds and its bytes."
         plan = _read_plan(got[0])
@@ -699,12 +706,25 @@ def _place_numbers(seen: Observed) -> str | None:
         right = _seconds(job, plan)
         gradients = _gradients(job, plan)
         fast = _seconds({**job, "far": job["near"]}, plan)
-        mistakes = {
-            "is without the bubble: the first micro-batch has to come through.": (
+        (_, reduce, hop), t = _micro_batch(job, plan), size["tensor"]
+        more = {
+            "is without the messages between stages.": -hop,
+            "counts one message between stages for a micro-batch: an activation goes one way, and "
+            "its gradient the other.": -hop / 2,
+            "counts two all-reduces for each layer; forward and backward together have four.": (
+                -reduce / 2
+            ),
+            "takes an all-reduce as one tensor; on a ring a rank sends 2(t - 1)/t of it.": (
+                reduce * (t / (2 * (t - 1)) - 1) if t > 1 else 0.0
+            ),
+        }
+        mistakes = {words: right + (m + p - 1) * change for words, change in more.items()}
+        mistakes |= {
+            "is without the bubble: the pipeline fills and drains.": (
                 (right - gradients) * m / (m + p - 1) + gradients
             ),
             "is without the gradients, which the replicas average.": right - gradients,
-            "takes all links for fast.": fast,
+            "takes all links as near.": fast,
         }
         wrong = explain_number(seconds, right, "the time of a step", mistakes)
         activations = _needs(job, plan) - 16 * job["params"] / (p * size["tensor"])
@@ -772,10 +792,11 @@ PLACE = Task(
         Criterion("the plan fits the memory", 1, _place_fits, on=("",)),
         Criterion("one device, a tight fit, and nothing fits", 1, _place_fits, on=("edge",)),
         Criterion("within 5% of the best", 2, _place_fast, on=("",)),
-        Criterion("the job stays as it is", 1, unchanged),
+        Criterion("the job is unchanged", 1, unchanged),
     ),
     hints=(
-        "How many plans are there in all? Is that too many to try?",
+        "What does a rank send along each axis, for a micro-batch or for a step? And how many "
+        "plans are there in all: too many to try?",
         "Loops over sizes that divide, and the six orders of the axes. For each: does it fit, and "
         "how long does a step take?",
         "for t, for p that divide; d = ranks // (t * p); for order in permutations: walk the axes "

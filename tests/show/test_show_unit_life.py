@@ -56,9 +56,9 @@ def test_gradients_are_full_and_then_shards():
     assert last["unsharded gradients"] == 0 and last["shards of gradients"] == 840 / 4
     assert last["shards of parameters"] == 840 / 4 and last["unsharded units"] == 0
     first = next(m for m in moments if "block 2 computes backward" in m.text)
-    assert held(first, SIZES, 4)["unsharded gradients"] == 240 + 120  # the head's are there already
+    assert held(first, SIZES, 4)["unsharded gradients"] == 240 + 120  # the head's are there
     second = next(m for m in moments if "block 1 computes backward" in m.text)
-    assert held(second, SIZES, 4)["unsharded gradients"] == 480 + 120  # that of block 2 is in flight
+    assert held(second, SIZES, 4)["unsharded gradients"] == 480 + 120  # block 2's is in flight
 
 
 def test_overlap_hides_all_gathers_but_the_first_of_each_pass():

@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\(GLOSSARY\.md#([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """One term: its Chinese one, the lesson (number and file) that defines it, and both meanings."""
+    """One term, its Chinese one, the lesson (number and file) that defines it, both meanings."""
 
     term: str
     chinese: str

@@ -151,7 +151,7 @@ def _front_chinese(course: Course) -> dict[str, str]:
         )
     a, b, c, d = _all_hours(course)
     hours = f"全部课文约 {a} 小时，练习另需 {b} 小时。"
-    hours += f"只走到 ZeRO-3 的最短路线约 {c} 小时，练习 {d} 小时。"
+    hours += f"只走到 ZeRO-3 的最短路线是其中的一部分，约 {c} 小时，练习另需 {d} 小时。"
     get = _clone(
         course,
         "创建 .venv，安装课程，在 JupyterLab 中打开第 00 课",

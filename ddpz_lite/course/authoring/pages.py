@@ -284,8 +284,8 @@ def _hours(course: Course) -> str:
     """How long the course takes, and the short way to ZeRO."""
     a, b, c, d = _all_hours(course)
     return _wrapped(
-        f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3, a "
-        f"part of them, takes {c} hours of lessons and {d} of exercises."
+        f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3, "
+        f"a part of them, takes {c} hours of lessons and {d} of exercises."
     )
 
 

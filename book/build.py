@@ -6,8 +6,9 @@ Sphinx reads one folder, so the pages are gathered in one first: this folder's, 
 `exercises/`. In the copies of notebooks the title has the lesson's number, for the list beside the
 page; code that JupyterLab keeps folded is folded here too; the words for a kernel without the
 course are left out; some widgets can be turned (see states.py); and the cells that prove an answer
-have a mark, to which the pages of questions lead (see questions.py). The search page gets a list of
-the cards that hold what is asked (see find.js).
+have a mark, to which the pages of questions lead (see questions.py). The page of options is made of
+a stored table (see options.py). The search page gets a list of the cards that hold what is asked
+(see find.js).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import options
 import questions
 import states
 from sphinx.cmd.build import build_main
@@ -61,6 +63,7 @@ def gather(source: Path) -> None:
     (source / "questions").mkdir(exist_ok=True)
     for name, page in questions.pages(proved).items():
         (source / f"questions/{name}.md").write_text(page, encoding="utf-8")
+    (source / "options.md").write_text(options.page(), encoding="utf-8")
     text = f"window.dzStates = {json.dumps(widgets)};\n"
     (source / "states.js").write_text(text, encoding="utf-8")
     text = f"window.dzCards = {json.dumps(questions.searched(), ensure_ascii=False)};\n"

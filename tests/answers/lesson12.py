@@ -1,4 +1,4 @@
-"""Wrong answers to lesson 12 that people give, and the sentence that each must hear."""
+"""Wrong answers to lesson 12 that people give, and the sentence that each must receive."""
 
 from answers import Wrong
 from answers.altered import altered, wrapped
@@ -12,8 +12,8 @@ NODES = ("2 nodes of 2: as one process with all gradients",)
 OTHER = ("float64, three models",)
 EDGE = ("one node; nodes of one rank; three nodes",)
 BITS = ("replicas agree bit for bit; inputs stay",)
-HELD = ("holds Ψ/S and nothing more",)
-FAR = ("2(Ψ/S)(R-1)/R far bytes, gathers stay near",)
+HELD = ("holds Ψ/G and nothing more",)
+LINKS = ("2(Ψ/G)(M-1)/M inter-node elements, gathers stay intra-node",)
 HALF = ("off by half a step of its block, 20 rounds long",)
 ODD = ("zeros, outliers, tiny ones, few, float64",)
 SAME = ("the same bits everywhere; the shard stays; nothing is kept",)
@@ -217,7 +217,7 @@ WRONG = {
             loses=ONE,
         ),
         Wrong(
-            "good steps are not counted anew after growth",
+            "good steps are not counted from 0 after growth",
             agree(restart='scaler["good_steps"]'),
             says="was expected",
             loses=SCALE,
@@ -243,7 +243,7 @@ WRONG = {
                 "    dist.all_reduce(flags)\n"
                 "    finite, square = not flags[:-1].any(), flags[-1]"
             ),
-            says="nobody needs to know which rank it was",
+            says="no rank needs to know which one it was",
             loses=ONE,
         ),
         Wrong(
@@ -340,8 +340,8 @@ class Hybrid:
                 "        dist.all_reduce(total, group=self.across)\n"
                 "        total = reduce_scatter(total, self.inside) / self.world"
             ),
-            says="Make a gradient S times smaller inside the node before it travels",
-            loses=FAR,
+            says="Make a gradient G times smaller inside the node before it travels",
+            loses=LINKS,
         ),
         Wrong(
             "one all-reduce over the world, then a slice",
@@ -350,8 +350,8 @@ class Hybrid:
                 "        dist.all_reduce(total)\n"
                 "        total = total.chunk(self.node)[dist.get_rank() % self.node] / self.world"
             ),
-            says="Make a gradient S times smaller inside the node before it travels",
-            loses=FAR,
+            says="Make a gradient G times smaller inside the node before it travels",
+            loses=LINKS,
         ),
         Wrong(
             "weights gathered over the world",
@@ -360,7 +360,7 @@ class Hybrid:
                 "        return every[: self.node * len(self.shard)][: self.numel]"
             ),
             says="gather inside it",
-            loses=FAR,
+            loses=LINKS,
         ),
         Wrong(
             "an all-reduce inside the node",
@@ -372,7 +372,7 @@ class Hybrid:
                 "        total /= self.world"
             ),
             says="a gather and a reduce-scatter are",
-            loses=FAR,
+            loses=LINKS,
         ),
         Wrong(
             "the whole is kept",
@@ -487,7 +487,7 @@ def gather_int8(shard, block):
         Wrong(
             "the own part exact",
             int8(after="whole.view(world, n)[dist.get_rank()] = shard"),
-            says="Round your own part, too",
+            says="Round your own part too",
             loses=SAME,
         ),
         Wrong(
@@ -557,14 +557,14 @@ PROMISES = {
     "12.agree_on_overflow": {
         "may hold an inf or a nan": (*STEP, ""),
         "every rank unscales its own": (*STEP, ""),
-        "the norm of the whole gradient, of all ranks together": (*STEP, ""),
+        "norm of the full gradient, of all ranks together": (*STEP, ""),
         "no weight and no optimizer state changes": (*STEP, ""),
         "The scale halves after an overflow and doubles after `interval` good steps in a row": (
             *SCALE,
             "scale",
         ),
         "the same on all ranks": (*SCALE, ""),
-        "Values around 1e25 are large and no overflow": (*SIZE, "size"),
+        "Values around 1e25 are large and not an overflow": (*SIZE, "size"),
         "In the end the gradients are cleared": (*STEP, ""),
         "of one or two numbers": (*ONE, ""),
         "perhaps of another size than those of other ranks, perhaps none": (*STEP, ""),
@@ -572,17 +572,17 @@ PROMISES = {
         "return True if it was made": (*STEP, ""),
     },
     "12.hybrid_step": {
-        "padded with zeros to a multiple of S and cut in S parts": (*NODES, ""),
-        "returns all Ψ weights, and nothing crosses nodes for it": (*FAR, ""),
+        "padded with zeros to a multiple of G and cut in G parts": (*NODES, ""),
+        "returns all Ψ weights, and nothing crosses nodes for it": (*LINKS, ""),
         "the mean over all N ranks": (*NODES, ""),
         "holds its shard and nothing else": (*HELD, ""),
-        "2(Ψ/S)(R - 1)/R elements per rank across nodes": (*FAR, ""),
-        "what a reduce-scatter sends": (*FAR, ""),
+        "2(Ψ/G)(M - 1)/M elements per rank across nodes": (*LINKS, ""),
+        "what a reduce-scatter sends": (*LINKS, ""),
         "Replicas stay equal bit for bit": (*BITS, ""),
         "(Ψ,) of any floating dtype": (*OTHER, "other"),
         "they stay as they are": (*BITS, ""),
         "Write hybrid sharding, without hooks": (*NODES, ""),
-        "So each node has the whole model": (*FAR, ""),
+        "So each node has the whole model": (*LINKS, ""),
     },
     "12.int8_gather": {
         "rounded: to half a step": (*HALF, ""),
@@ -860,6 +860,6 @@ WRONG["12.int8_gather"] += [
     Wrong(
         "scales travel as bfloat16",
         altered("12.int8_gather", ("cat([scales.view", "cat([scales.bfloat16().float().view")),
-        says="by the very scales that you divided by",
+        says="by exactly the scales that you divided by",
     ),
 ]

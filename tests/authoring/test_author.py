@@ -182,7 +182,7 @@ SPOILS = [
     (f"{LESSON}: it needs lesson 03", metadata(needs=["03"])),
     ("metadata `ddpz.needs` is missing or has the wrong form: [7]", metadata(needs=[7])),
     ("'needs' of its metadata `ddpz` must be a list of texts", metadata(needs=7)),
-    ("`ddpz.second` belongs to NNb notebooks", metadata(second="can wait")),
+    ("`ddpz.second` belongs to NNb and NNc notebooks", metadata(second="can wait")),
     ("metadata `ddpz.difficulty` is missing", metadata(difficulty="so-so")),
     ("`ddpz` has no 'makes'", text(LESSON, '"makes"', '"m"')),
     ("code has changed since the stored run", metadata(ran="0" * 16)),

@@ -1,4 +1,4 @@
-"""The chooser of lesson 12: its arithmetic, and that each strategy wins somewhere."""
+"""The chooser of lesson 12b: its arithmetic, and that each strategy wins somewhere."""
 
 from dataclasses import replace
 
@@ -21,25 +21,27 @@ def test_what_each_strategy_holds():
     assert held(one, "ZeRO-1") == zero_memory(7.5e9, 64, 1)
     assert held(one, "ZeRO-3") == zero_memory(7.5e9, 64, 3)
     assert held(one, "hybrid") == zero_memory(7.5e9, 8, 3) == 15e9
-    assert held(one, "ZeRO-1 outside") == pytest.approx((4 / 8 + 12 / 64) * 7.5e9)
+    assert held(one, "ZeRO-1 across") == pytest.approx((4 / 8 + 12 / 64) * 7.5e9)
 
 
 def test_bytes_through_the_cable_are_three_to_two():
     no_latency = replace(setting(nodes=4), link=(12.5e9, 0.0))
-    far = {name: spent(no_latency, name)["far"] for name in NAMES}
+    far = {name: spent(no_latency, name)["inter-node"] for name in NAMES}
     assert far["ZeRO-3"] / far["hybrid"] == pytest.approx(1.5)
-    assert far["hybrid"] == far["ZeRO-1 outside"] == pytest.approx(far["DDP"])
+    assert far["hybrid"] == far["ZeRO-1 across"] == pytest.approx(far["DDP"])
     assert far["DDP"] == pytest.approx(2 * 7e9 * 2 * (3 / 4) / 12.5e9)
 
 
 def test_a_flat_ring_waits_for_more_hops():
     only_latency = replace(setting(nodes=4), link=(1e30, 1e-5))
-    assert spent(only_latency, "ZeRO-3")["far"] == pytest.approx(3 * 32 * 31 * 1e-5)
-    assert spent(only_latency, "hybrid")["far"] == pytest.approx(2 * 32 * 3 * 1e-5)
+    assert spent(only_latency, "ZeRO-3")["inter-node"] == pytest.approx(3 * 32 * 31 * 1e-5)
+    assert spent(only_latency, "hybrid")["inter-node"] == pytest.approx(2 * 32 * 3 * 1e-5)
 
 
-def test_one_node_sends_nothing_far():
-    assert all(spent(setting(nodes=1), name)["far"] == 0 for name in ("DDP", "ZeRO-1", "ZeRO-3"))
+def test_one_node_sends_nothing_to_other_nodes():
+    assert all(
+        spent(setting(nodes=1), name)["inter-node"] == 0 for name in ("DDP", "ZeRO-1", "ZeRO-3")
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_one_node_sends_nothing_far():
         (setting(7e9, nodes=8), "ZeRO-1"),
         (setting(30e9, nodes=2), "hybrid"),
         (setting(30e9, nodes=8), "hybrid"),
-        (setting(60e9, nodes=8), "ZeRO-1 outside"),
+        (setting(60e9, nodes=8), "ZeRO-1 across"),
         (setting(175e9, nodes=8), "ZeRO-3"),
         (setting(30e9, nodes=1), "ZeRO-3"),
         (setting(175e9, nodes=2), None),

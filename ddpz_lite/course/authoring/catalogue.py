@@ -1,8 +1,8 @@
 """The lessons of the course, as the folder and the notebooks' own metadata say.
 
-A lesson is `lessons/NN_name.ipynb`; its second notebook, where it has one, `NNb_name.ipynb`. What
-is not written yet stands in `lessons/plan.json`, next to the names of the groups and the addresses
-of the course.
+A lesson is `lessons/NN_name.ipynb`; its second and third notebook, where it has them, are
+`NNb_name.ipynb` and `NNc_name.ipynb`. What is not written yet stands in `lessons/plan.json`, next
+to the names of the groups and the addresses of the course.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
-NUMBER = r"\d\db?"
+NUMBER = r"\d\d[bc]?"
 NAME = re.compile(rf"({NUMBER})_\w+\.ipynb")
 CAN_WAIT = "can wait"
 
@@ -26,10 +26,10 @@ class Incomplete(ValueError):
 class Lesson:
     """One notebook of the course, or one that is planned.
 
-    number   "03"; "03b" for a lesson's second notebook
+    number   "03"; "03b" for a lesson's second notebook, "03c" for its third
     learn    what one learns, in a line for the tables
     makes    the same in a few words, for the picture
-    second   of a second notebook: "can wait", or "needed for 05"
+    second   of a further notebook: "can wait", or "needed for 05"
     file     None while it is planned, and then it has no minutes, needs and so on
     """
 
@@ -93,7 +93,7 @@ class Course:
         return [lesson for lesson in self.lessons if not lesson.file]
 
     def exercise(self, lesson: Lesson) -> Exercise | None:
-        """A lesson's own exercise, or for a second notebook that of the first."""
+        """A lesson's own exercise, or for a further notebook that of the first."""
         return self.exercises.get(lesson.number) or self.exercises.get(lesson.number[:2])
 
     def group(self, lesson: Lesson) -> str:
@@ -104,6 +104,11 @@ class Course:
 def number_of(path: Path) -> str:
     """The number at the beginning of a notebook's name: "03b" of 03b_metrics.ipynb."""
     return path.name.partition("_")[0]
+
+
+def is_further(number: str) -> bool:
+    """Whether it is the number of a lesson's second or third notebook: "03b", "03c"."""
+    return len(number) > 2
 
 
 def read(root: Path) -> Course:
@@ -126,10 +131,12 @@ def read(root: Path) -> Course:
 def _lesson(path: Path) -> Lesson:
     where = f"lessons/{path.name}"
     if not NAME.fullmatch(path.name):
-        raise Incomplete(f"{where}: the name of a lesson is NN_name.ipynb, or NNb_name.ipynb.")
+        raise Incomplete(
+            f"{where}: the name of a lesson is NN_name.ipynb, NNb_name.ipynb or NNc_name.ipynb."
+        )
     fields = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("ddpz", {})
     wanted = ["title", "learn", "makes", "minutes", "difficulty", "needs", "can_do"]
-    wanted += ["second"] if number_of(path).endswith("b") else []
+    wanted += ["second"] if is_further(number_of(path)) else []
     for name in wanted:
         if name not in fields:
             raise Incomplete(f"{where}: its metadata `ddpz` has no {name!r}.")

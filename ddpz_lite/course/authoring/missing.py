@@ -86,8 +86,11 @@ def _neighbours(root: Path, path: Path) -> Iterator[str]:
         if need not in there or need >= number:
             yield f"{_named(path)}: it needs lesson {need}, which is not an earlier one"
     second = facts.get("second")
-    if number.endswith("b") != bool(second):
-        yield f"{_named(path)}: metadata `ddpz.second` belongs to NNb notebooks, and is {second!r}"
+    if catalogue.is_further(number) != bool(second):
+        yield (
+            f"{_named(path)}: metadata `ddpz.second` belongs to NNb and NNc notebooks, "
+            f"and is {second!r}"
+        )
     elif second and second != catalogue.CAN_WAIT:
         later = second.removeprefix("needed for ")
         if later not in there or number not in rules.read(there[later]).metadata["ddpz"]["needs"]:

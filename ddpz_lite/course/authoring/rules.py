@@ -9,7 +9,7 @@ What a lesson's metadata holds (notebook metadata, key `ddpz`):
              "needs": ["01", "02"],               numbers of earlier lessons; [] if none
              "learn": "ranks from a cell",        one line, for the tables
              "makes": "four ranks",               a few words, for the map
-             "second": "can wait",                of NNb alone; or "needed for 05"
+             "second": "can wait",                of NNb and NNc; or "needed for 05"
              "ran": "5f0c..."}                    written by `ddpz lessons --write`
 
 A cell says in its own metadata which of the ten parts it begins, and what it settles by its run:

@@ -15,8 +15,7 @@ from string import Template
 
 import nbformat
 
-from ddpz_lite.course.authoring import rules
-from ddpz_lite.course.authoring.catalogue import KERNELSPEC
+from ddpz_lite.course.authoring import catalogue, rules
 from ddpz_lite.course.check.notebooks import write_text
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -133,7 +132,7 @@ def _lesson(names: Names, plan: dict) -> nbformat.NotebookNode:
         "learn": plan.get("learn", "TODO: what one learns, in a line"),
         "makes": plan.get("makes", "TODO: a few words"),
     }
-    if names.number.endswith("b"):
+    if catalogue.is_further(names.number):
         facts["second"] = "can wait"
     abilities = "\n".join(f"- {can}" for can in facts["can_do"])
     second = f" · {facts['second']}" if "second" in facts else ""
@@ -164,7 +163,11 @@ def _solution(names: Names) -> nbformat.NotebookNode:
 
 
 def _notebook(cells: list, facts: dict) -> nbformat.NotebookNode:
-    metadata = {"ddpz": facts, "kernelspec": KERNELSPEC, "language_info": {"name": "python"}}
+    metadata = {
+        "ddpz": facts,
+        "kernelspec": catalogue.KERNELSPEC,
+        "language_info": {"name": "python"},
+    }
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
 
 

@@ -8,15 +8,19 @@ from torch import nn
 from ddpz_lite.course.built.lesson11 import Sharded, Unit, free, is_free, rows_of
 
 
-class Mixed(Sharded):
-    """ZeRO-3 in a group of ranks: shards in fp32, whole units and what travels in `dtype`."""
+def numel_of(params):
+    return sum(p.numel() for p in params)
 
-    def __init__(self, module, dtype=torch.bfloat16, inside=None):
-        self.dtype, self.inside = dtype, inside or dist.group.WORLD
+
+class Mixed(Sharded):
+    """ZeRO-3 in a group of ranks: shards in fp32, unsharded units and messages in `dtype`."""
+
+    def __init__(self, module, dtype=torch.bfloat16, group=None):
+        self.dtype, self.group = dtype, group or dist.group.WORLD
         super().__init__(module)
 
     def shard(self, name, params):
-        rank, ranks = dist.get_rank(self.inside), dist.get_world_size(self.inside)
+        rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         flat = torch.cat([p.detach().flatten() for p in params])
         flat = nn.functional.pad(flat, (0, -len(flat) % ranks))  # (padded,) in fp32
         shard = nn.Parameter(flat.chunk(ranks)[rank].clone())  # (padded // ranks,) the master
@@ -32,14 +36,14 @@ class Mixed(Sharded):
     def gather(self, unit):
         if is_free(unit):
             unit.full.untyped_storage().resize_(unit.full.nbytes)
-            parts = list(unit.full.chunk(dist.get_world_size(self.inside)))
-            dist.all_gather(parts, unit.shard.detach().to(self.dtype), group=self.inside)
+            parts = list(unit.full.chunk(dist.get_world_size(self.group)))
+            dist.all_gather(parts, unit.shard.detach().to(self.dtype), group=self.group)
 
     def reduce(self, unit):
         rows = rows_of(unit)  # (padded,) in dtype, row r for rank r
         received = torch.empty_like(rows)
-        dist.all_to_all_single(received, rows, group=self.inside)
-        ranks = dist.get_world_size(self.inside)
+        dist.all_to_all_single(received, rows, group=self.group)
+        ranks = dist.get_world_size(self.group)
         self.add(unit, received.view(ranks, -1).float().mean(0))  # summed in fp32
 
     def add(self, unit, mean):
@@ -65,5 +69,15 @@ class Mixed(Sharded):
             self.reduce(unit)
 
 
-def numel_of(params):
-    return sum(p.numel() for p in params)
+def unsharded(model):
+    """All parameters as the masters have them, flat, on every rank: (Ψ,)."""
+    found = []
+    for unit in model.units:
+        parts = [torch.empty_like(unit.shard) for _ in range(dist.get_world_size(model.group))]
+        dist.all_gather(parts, unit.shard.detach(), group=model.group)
+        found.append(torch.cat(parts).detach()[: numel_of(unit.params)].cpu())
+    return torch.cat(found)
+
+
+def in_fp32(module):
+    return Mixed(module, torch.float32)

@@ -31,7 +31,9 @@ def run(options: Namespace) -> int:
 
 def _check(names: skeleton.Names) -> None:
     if not re.fullmatch(catalogue.NUMBER, names.number):
-        raise UserError(f"a lesson's number is NN, or NNb for a second notebook: {names.number!r}.")
+        raise UserError(
+            f"a lesson's number is NN, or NNb or NNc for a further notebook: {names.number!r}."
+        )
     if not re.search("[A-Za-z]", names.title):
         raise UserError(f"the title needs words: {names.title!r}.")
     if not names.task.isidentifier() or keyword.iskeyword(names.task):

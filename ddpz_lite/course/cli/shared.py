@@ -42,7 +42,7 @@ def shown(path: Path) -> str:
 
 def lesson_number(text: str) -> str:
     """A lesson's number as its file has it: "3" is "03", and "3b" is "03b"."""
-    return text.zfill(2 + text.endswith("b")) if re.fullmatch(r"\d{1,2}b?", text) else text
+    return text.zfill(2 + text[-1].isalpha()) if re.fullmatch(r"\d{1,2}[bc]?", text) else text
 
 
 def missing(error: ModuleNotFoundError) -> UserError | None:

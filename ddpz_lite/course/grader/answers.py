@@ -151,7 +151,9 @@ def _refuse_lesson(notebook: dict[str, Any], stem: str, known: Mapping[str, Pris
     if not isinstance(about, dict) or "learn" not in about:
         return
     # A lesson's file begins with its number; a platform may have written more before it.
-    number = next((one for one in re.findall(r"(?<!\d)\d{2}(?=b?_)", stem) if one in known), None)
+    number = next(
+        (one for one in re.findall(r"(?<!\d)\d{2}(?=[bc]?_)", stem) if one in known), None
+    )
     if number is None:
         raise NotTaken("this is a lesson; hand in the exercise, a notebook of my/exercises/")
     raise NotTaken(f"this is lesson {number}; hand in my/exercises/{known[number].name}.ipynb")

@@ -1,11 +1,12 @@
 """Strategies on a mesh of nodes: what crosses the slow link, and which one to choose.
 
-    link_bytes(table, network)      bytes near and far of measured strategies, and their seconds
+    mesh_groups(groups)           the ranks of two nodes, and who talks to whom in which group
+    link_bytes(table, network)    intra- and inter-node bytes of measured strategies, and seconds
     chosen(setting)               the strategy that is fastest among those that fit, and why
     chooser()                     the same with sliders
 
-A collective is far if its group has ranks on several nodes: it goes at the pace of the link between
-them. Arithmetic as in lesson 12: bytes from `placement`, compute 6Ψ operations per token.
+A collective is inter-node if its group has ranks on several nodes: it goes at the pace of the link
+between them. Arithmetic as in lesson 12b: bytes from `placement`, compute 6Ψ operations per token.
 
 Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Rajbhandari et al. 2020, section 7.
 """
@@ -13,7 +14,7 @@ Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Rajbhandari et al. 202
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from ddpz_lite.course.show.page import Table
 
 
-NEAR, FAR, COMPUTE = SERIES[0], SERIES[1], SERIES[2]
+INTRA, INTER, COMPUTE = SERIES[0], SERIES[1], SERIES[2]
+
+LINKS_OF = {"intra-node": INTRA, "inter-node": INTER}
 
 # parameters, blocks: each block is a message, gathered or reduced alone
 MODELS = {
@@ -54,8 +57,8 @@ FOR_STATE = 0.75  # of a device; the rest is for activations and what a step nee
 # bytes of parameters, gradients, optimizer state; bytes of a number that travels; operations/s
 PRECISIONS = {"bf16": ((2, 2, 12), 2, 300e12), "fp32": ((4, 4, 8), 4, 75e12)}
 STAGES = {"DDP": 0, "ZeRO-1": 1, "ZeRO-3": 3}  # over all ranks
-NAMES = ("DDP", "ZeRO-1", "hybrid", "ZeRO-1 outside", "ZeRO-3")
-IN_NODES = ("hybrid", "ZeRO-1 outside")  # the model is shared out inside of each node
+NAMES = ("DDP", "ZeRO-1", "hybrid", "ZeRO-1 across", "ZeRO-3")
+IN_NODES = ("hybrid", "ZeRO-1 across")  # the model is shared out inside of each node
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def held(setting: Setting, name: str) -> float:
         "DDP": (1, 1, 1),
         "ZeRO-1": (1, 1, world),
         "hybrid": (PER_NODE, PER_NODE, PER_NODE),
-        "ZeRO-1 outside": (PER_NODE, PER_NODE, world),
+        "ZeRO-1 across": (PER_NODE, PER_NODE, world),
         "ZeRO-3": (world, world, world),
     }[name]
     sizes = (weight, gradient, state)
@@ -104,21 +107,22 @@ def spent(setting: Setting, name: str) -> dict[str, float]:
     nodes, psi = setting.nodes, setting.params
     bandwidth, latency = setting.link
     world, shared = nodes * PER_NODE, name in IN_NODES
-    near = far = 0.0
+    intra = inter = 0.0
     if shared or nodes == 1:
-        near = elements_moved(psi, PER_NODE, 3 if shared else STAGES[name]) * size / INSIDE
+        intra = elements_moved(psi, PER_NODE, 3 if shared else STAGES[name]) * size / INSIDE
     if nodes > 1:
         ring, stage = (nodes, 0) if shared else (world, STAGES[name])
         passes = elements_moved(1, ring, stage) * ring / (ring - 1)  # 2 or 3
-        far = passes * psi * (nodes - 1) / nodes * size / bandwidth
-        far += passes * setting.blocks * (ring - 1) * latency
-    return {"computing": 6 * psi * setting.tokens / speed, "near": near, "far": far}
+        inter = passes * psi * (nodes - 1) / nodes * size / bandwidth
+        inter += passes * setting.blocks * (ring - 1) * latency
+    computing = 6 * psi * setting.tokens / speed
+    return {"computing": computing, "intra-node": intra, "inter-node": inter}
 
 
 def step_seconds(setting: Setting, name: str) -> float:
     """A step in which messages hide behind computing as well as they can."""
     parts = spent(setting, name)
-    return max(parts["computing"], parts["near"] + parts["far"])
+    return max(parts["computing"], parts["intra-node"] + parts["inter-node"])
 
 
 def fits(setting: Setting, name: str) -> bool:
@@ -136,16 +140,16 @@ def chosen(setting: Setting) -> tuple[str | None, str]:
         least = held(setting, "ZeRO-3")
         return None, (
             f"Nothing fits: even ZeRO-3 holds {in_bytes(least)} on each rank. More nodes, "
-            "offloading (lesson 12b), or split the layers (lesson 14)."
+            "offloading (lesson 12c), or split the layers (lesson 14)."
         )
     best = min(fitting, key=lambda name: round(step_seconds(setting, name), 6))
     parts = spent(setting, best)
-    sending = parts["near"] + parts["far"]
+    sending = parts["intra-node"] + parts["inter-node"]
     text = f"{best}: holds {in_bytes(held(setting, best))}, "
     if sending <= parts["computing"]:
         text += "and its messages can hide behind the computing."
     else:
-        text += f"and {in_seconds(sending - parts['computing'])} of messages stay in sight."
+        text += f"and {in_seconds(sending - parts['computing'])} of messages stay exposed."
     lower = [name for name in names[: names.index(best)] if name not in fitting]
     if lower:
         text += f" {lower[-1]} would hold {in_bytes(held(setting, lower[-1]))}: too much."
@@ -161,14 +165,16 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
     best, words = chosen(setting)
     names = setting.names
     fig, axes = figure(height=2.2 + 0.55 * len(names))
-    rows: Table = [["strategy", "held, bytes", "fits", "computing, s", "near, s", "far, s"]]
+    rows: Table = [[
+        "strategy", "held, bytes", "fits", "computing, s", "intra-node, s", "inter-node, s"
+    ]]  # fmt: skip
     with house_style():
         longest = 0.0
         for place, name in enumerate(names):
             parts, fit = spent(setting, name), fits(setting, name)
             rows.append([name, held(setting, name), "yes" if fit else "no", *parts.values()])
             left = 0.0
-            for kind, look in (("near", NEAR), ("far", FAR)):
+            for kind, look in LINKS_OF.items():
                 if parts[kind]:
                     axes.barh(
                         place + 0.2, parts[kind], 0.34, left=left, linewidth=0, **look.patch_kwargs
@@ -186,8 +192,8 @@ def draw(setting: Setting) -> tuple[Figure, str, Table]:
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlim(0, 1.45 * longest)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("seconds of a step; upper bar: computing, lower bar: messages")
-        _legend(axes, {"computing": COMPUTE, "near": NEAR, "far": FAR})
+        axes.set_xlabel("seconds of a step (modelled); upper bar: computing, lower bar: messages")
+        _legend(axes, {"computing": COMPUTE} | LINKS_OF)
         lines = textwrap.wrap(words, 92)
         fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=TEXT_COLOR)
     return fig, words, rows
@@ -213,35 +219,92 @@ def chooser() -> None:
     )
 
 
-def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
-    """Draw strategies as rows: bytes near and far in a step, and seconds next to the arithmetic.
+def seconds_of_bytes(sent: Mapping[str, float], network: Any) -> float:
+    """Bytes divided by the bandwidth of their link, without latency."""
+    return sent["intra-node"] / network.bandwidth + sent["inter-node"] / network.inter_bandwidth
 
-    table: {name: {"near": bytes, "far": bytes, "seconds": of a step}}. network: a `dz.Network`,
-    whose arithmetic is the black line.
+
+def mesh_groups(groups: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Draw four ranks on two nodes, and an arrow for each pair that is in one group.
+
+    groups: for each rank the members of its group that shards, and of the one that replicates.
+    """
+    from matplotlib.patches import FancyArrowPatch, Rectangle
+
+    fig, axes = figure(height=3.4)
+    says = ("all-gather weights,\nreduce-scatter gradients", "all-reduce\ngradient shards")
+    rows: Table = [["ranks", "group", "messages"]]
+    with house_style():
+        for node in range(2):
+            corner, size = (-0.45, -1.42 * node - 0.42), (2.9, 0.84)
+            axes.add_patch(Rectangle(corner, *size, facecolor="#EEF1F4", edgecolor="#9AA4AE"))
+            axes.text(-0.38, corner[1] + 0.06, f"node {node}", fontsize=9, color=TEXT_COLOR)
+        for kind, (name, look) in enumerate(zip(("shard", "replicate"), SERIES, strict=False)):
+            pairs = sorted({tuple(of_rank[kind]) for of_rank in groups})
+            for a, b in pairs:
+                ends = _place(a), _place(b)
+                axes.add_patch(
+                    FancyArrowPatch(
+                        *ends, arrowstyle="<|-|>", mutation_scale=14, color=look.color,
+                        linewidth=2.4, linestyle="-" if kind == 0 else (0, (4, 2)),
+                        shrinkA=30 - 12 * kind, shrinkB=30 - 12 * kind,
+                    )
+                )  # fmt: skip
+                middle = [sum(pair) / 2 for pair in zip(*ends, strict=True)]
+                level = ends[0][1] == ends[1][1]
+                axes.text(middle[0] if level else middle[0] + 0.08, middle[1] + 0.06 * level,
+                          says[kind], ha="center" if level else "left", fontsize=8.5,
+                          va="bottom" if level else "center", color=TEXT_COLOR)  # fmt: skip
+                rows.append([f"{a}, {b}", name, says[kind].replace("\n", " ")])
+        for rank, (mine, _) in enumerate(groups):
+            x, y = _place(rank)
+            label = f"rank {rank}\nshard {list(mine).index(rank)} of {len(mine)}"
+            box = {"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": TEXT_COLOR}
+            axes.text(x, y, label, ha="center", va="center", fontsize=9.5, bbox=box)
+        axes.set(xlim=(-0.5, 2.5), ylim=(-1.95, 0.5))
+        axes.axis("off")
+        axes.set_title("Two groups for each rank (a diagram of the groups above)", loc="left")
+    alt = "Four ranks on two nodes. " + " ".join(
+        f"Ranks {row[0]} are a group of the axis {row[1]}: {row[2]}." for row in rows[1:]
+    )
+    show_figure(fig, alt=alt, table=rows)
+
+
+def _place(rank: int) -> tuple[float, float]:
+    return 2.0 * (rank % 2), -1.42 * (rank // 2)
+
+
+def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
+    """Draw strategies as rows: bytes of a step by link, and seconds next to the arithmetic.
+
+    table: {name: {"intra-node": bytes, "inter-node": bytes, "seconds": of a step}}. network: a
+    `dz.Network`, whose arithmetic is the black line.
     """
     names = list(table)
     fig, (left, right) = figure(1, 2, height=1.5 + 0.42 * len(names), sharey=True)
-    rows: Table = [["strategy", "near, bytes", "far, bytes", "seconds", "bytes / bandwidth, s"]]
+    rows: Table = [[
+        "strategy", "intra-node, bytes", "inter-node, bytes", "seconds", "bytes / bandwidth, s"
+    ]]  # fmt: skip
     with house_style():
         for place, (name, one) in enumerate(table.items()):
             before = 0.0
-            for kind, look in (("near", NEAR), ("far", FAR)):
+            for kind, look in LINKS_OF.items():
                 left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.patch_kwargs)
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
-            wanted = one["near"] / network.bandwidth + one["far"] / network.inter_bandwidth
+            wanted = seconds_of_bytes(one, network)
             right.plot([wanted, wanted], [place - 0.45, place + 0.45], color=TEXT_COLOR, marker="")
-            rows.append([name, one["near"], one["far"], one["seconds"], wanted])
+            rows.append([name, *(one[kind] for kind in LINKS_OF), one["seconds"], wanted])
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - 0.4, -0.6)
-        left.set(xlabel="MB sent by rank 0", title="near and far")
-        right.set(xlabel="seconds (line: bytes / bandwidth)", title="one step")
+        left.set(xlabel="MB sent by rank 0 (real)", title="bytes of a step")
+        right.set(xlabel="s, shaped network; line: bytes / bandwidth", title="one step")
         for axes in (left, right):
             axes.tick_params(axis="y", length=0)
-        _legend(left, {"near": NEAR, "far": FAR})
+        _legend(left, LINKS_OF)
     alt = "Strategies on two nodes. " + " ".join(
-        f"{name}: {one['near'] / 1e6:.2f} MB near, {one['far'] / 1e6:.2f} MB far, "
-        f"{one['seconds']:.2f} s."
+        f"{name}: {one['intra-node'] / 1e6:.2f} MB intra-node, "
+        f"{one['inter-node'] / 1e6:.2f} MB inter-node, {one['seconds']:.2f} s."
         for name, one in table.items()
     )
     show_figure(fig, alt=alt, table=rows)

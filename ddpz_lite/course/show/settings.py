@@ -1,11 +1,11 @@
 """What an option is called in FSDP2, DeepSpeed and Megatron-LM, and which keys DeepSpeed reads.
 
-    options_table()         the stored names side by side, with their versions
     here("torch.amp:GradScaler(init_scale)")    what is wrong with a name of the installed torch
     fate(config)            {key: "read", "ignored" or "an error"} for a DeepSpeed configuration
 
 Names and keys stand in settings.json: read in the sources that it names, at the versions that it
-names. DeepSpeed and Megatron-LM are not imported.
+names. DeepSpeed and Megatron-LM are not imported. What a row says of torch is run by
+tests/site/test_options.py, and book/options.py makes a page of all rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from ddpz_lite.course.show.page import emit, table_html
 
 
 @cache
@@ -29,29 +26,7 @@ def stored() -> dict[str, Any]:
     return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def options_table(wanted: str = "") -> None:
-    """Show the options whose row holds `wanted`, all by default. Raises ValueError if none does."""
-    frameworks = stored()["frameworks"]
-    head = ["what", *(f"{name}, {facts['version']}" for name, facts in frameworks.items())]
-    rows = [
-        [row["what"], *(", ".join(f"`{_short(n)}`" for n in row[name]) for name in frameworks)]
-        for row in stored()["options"]
-    ]
-    rows = [row for row in rows if wanted.lower() in " ".join(row).lower()]
-    if not rows:
-        raise ValueError(f"no option has {wanted!r} in its row. Fix: options_table() shows all")
-    sources = "; ".join(f"{name}: {facts['source']}" for name, facts in frameworks.items())
-    table = re.sub("<code>.*?</code>", _may_break, table_html([head, *rows]))
-    page = f"{table}<p>Read on {stored()['read']}. {sources}</p>"
-    emit(page, "\n".join(" | ".join(row) for row in [head, *rows]))
-
-
-def _may_break(code: re.Match[str]) -> str:
-    """Long names may break at their dots, underscores and arguments, so that three columns fit."""
-    return re.sub(r"(?<=\w)([._(])(?=\w)", r"\1<wbr>", code[0])
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
     """`fully_shard(mesh)` of `torch.distributed.fsdp:fully_shard(mesh)`."""
     return name.partition(":")[2] or name
 

@@ -155,11 +155,16 @@ def _agree_step(case: Case, run: int, step: int, rank: int, now: dict[str, Any])
             f"{finite.index(False)} were not. All ranks step, or none does."
         )
     if not stepped and all(finite):
-        told = f"{what} did not step, and all gradients of all ranks were finite."
-        return f"{told} {LARGE}" if _norms(case, run, step)[rank] > 1e19 else told
+        text = f"{what} did not step, and all gradients of all ranks were finite."
+        return f"{text} {LARGE}" if _is_large(case, run, step, rank) else text
     if not now["cleared"]:
         return f"{what} left gradients behind; the next backward would add to them."
     return _agree_values(case, run, step, rank, now["weights"])
+
+
+def _is_large(case: Case, run: int, step: int, rank: int) -> bool:
+    """Whether float32 does not hold the square of the norm."""
+    return _norms(case, run, step)[rank] > 1e19
 
 
 def _agree_values(case: Case, run: int, step: int, rank: int, weights: Any) -> str | None:
@@ -259,7 +264,9 @@ def _agree_scaler(seen: Observed, run: int, step: int, wanted: dict[str, Any]) -
     for rank, one in enumerate(now):
         if one != wanted:
             what = {key: one.get(key) for key in wanted}
-            return f"After step {step}, rank {rank}'s scaler is {what}, and {wanted} was expected."
+            text = f"After step {step}, rank {rank}'s scaler is {what}, and {wanted} was expected."
+            halved = one.get("scale", 0) < wanted["scale"]
+            return f"{text} {LARGE}" if halved and _is_large(seen.case, run, step, rank) else text
     return None
 
 
@@ -278,7 +285,7 @@ def _agree_calls(seen: Observed) -> str | None:
             if call.elements > 2 * (world if call.op == "all_gather" else 1):
                 return (
                     f"Rank {rank} sent {call.elements} elements with {call.op}, and one or two are "
-                    "enough: nobody needs to know which rank it was, or its gradients."
+                    "enough: no rank needs to know which one it was, or its gradients."
                 )
     return None
 
@@ -308,7 +315,8 @@ AGREE = Task(
     ),
     debrief="torch's GradScaler looks at its own rank's gradients, except where these are DTensors "
     "(FSDP2): then found_inf is reduced with MAX over the mesh. DeepSpeed and Megatron do it with "
-    "one all-reduce of a flag, and a second one for the norm.",
+    "one all-reduce of a flag, and a second one for the norm (read in the sources of DeepSpeed "
+    "0.19.6 and Megatron-LM).",
 )
 
 # -- 12.hybrid_step --------------------------------------------------------------------------------
@@ -462,7 +470,7 @@ def _hybrid_memory(seen: Observed) -> str | None:
     )
 
 
-def _far(case: Case, call: Record) -> bool:
+def _is_inter_node(case: Case, call: Record) -> bool:
     """Whether the call goes over the link between nodes."""
     node = case.inputs[0]["node"]
     ends = (call.rank, call.peer) if call.op in ("send", "recv") else call.group
@@ -472,31 +480,31 @@ def _far(case: Case, call: Record) -> bool:
 def _hybrid_traffic(seen: Observed) -> str | None:
     case, world, node = seen.case, seen.case.world, seen.case.inputs[0]["node"]
     nodes, whole = world // node, sum(_shares(case)) * node
-    far_most = HYBRID_STEPS * 2 * sum(_shares(case)) * (nodes - 1) / nodes
-    near_most = HYBRID_STEPS * 2 * whole * (node - 1) / node
+    inter_most = HYBRID_STEPS * 2 * sum(_shares(case)) * (nodes - 1) / nodes
+    intra_most = HYBRID_STEPS * 2 * whole * (node - 1) / node
     if wrong := all_in_spans(seen):
         return wrong
     slack = 32 * HYBRID_STEPS  # for lengths that do not divide
     for rank in range(world):
         calls = [*seen.calls(rank, "gather"), *seen.calls(rank, "step")]
-        crossed = next((c for c in seen.calls(rank, "gather") if _far(case, c)), None)
+        crossed = next((c for c in seen.calls(rank, "gather") if _is_inter_node(case, c)), None)
         if crossed is not None:
             return (
                 f"Rank {rank} gathered weights among ranks {list(crossed.group)}, across nodes. "
                 "Each node holds the whole model: gather inside it."
             )
-        far = sum(call.bytes_sent for call in calls if _far(case, call))
-        near = sum(call.bytes_sent for call in calls if not _far(case, call))
-        if far > far_most + slack:
+        inter = sum(call.bytes_sent for call in calls if _is_inter_node(case, call))
+        intra = sum(call.bytes_sent for call in calls if not _is_inter_node(case, call))
+        if inter > inter_most + slack:
             return (
-                f"Rank {rank} sent {far:,} bytes across nodes in {HYBRID_STEPS} steps, and "
-                f"2(Ψ/S)(R-1)/R is {far_most:,.0f}. Make a gradient S times smaller inside the "
+                f"Rank {rank} sent {inter:,} bytes across nodes in {HYBRID_STEPS} steps, and "
+                f"2(Ψ/G)(M-1)/M is {inter_most:,.0f}. Make a gradient G times smaller inside the "
                 "node before it travels."
             )
-        if near > near_most + slack:
+        if intra > intra_most + slack:
             return (
-                f"Rank {rank} sent {near:,} bytes inside its node in {HYBRID_STEPS} steps; a "
-                f"gather and a reduce-scatter are {near_most:,.0f}."
+                f"Rank {rank} sent {intra:,} bytes inside its node in {HYBRID_STEPS} steps; a "
+                f"gather and a reduce-scatter are {intra_most:,.0f}."
             )
     return None
 
@@ -513,23 +521,26 @@ HYBRID = Task(
         Criterion("float64, three models", 1, _hybrid_values, on=("other",)),
         Criterion("one node; nodes of one rank; three nodes", 1, _hybrid_values, on=("edge",)),
         Criterion("replicas agree bit for bit; inputs stay", 1, _replicas),
-        Criterion("holds Ψ/S and nothing more", 1, _hybrid_memory, on=("", "edge")),
+        Criterion("holds Ψ/G and nothing more", 1, _hybrid_memory, on=("", "edge")),
         Criterion(
-            "2(Ψ/S)(R-1)/R far bytes, gathers stay near", 3, _hybrid_traffic, on=("", "edge")
+            "2(Ψ/G)(M-1)/M inter-node elements, gathers stay intra-node",
+            3,
+            _hybrid_traffic,
+            on=("", "edge"),
         ),
     ),
     hints=(
-        "Draw the ranks as a table, a node in each row. Who must talk to whom for weights, and who "
-        "holds the same shard?",
+        "Draw the ranks as a table with a node in each row. Which ranks exchange weights, and "
+        "which hold the same shard?",
         "Two kinds of groups: rows and columns. Reduce-scatter in the row, then a message in the "
-        "column that is S times smaller.",
+        "column that is G times smaller.",
         "mesh = init_device_mesh('cpu', (world // node, node)); row, column = mesh.get_group(1), "
         "mesh.get_group(0). step: pad; reduce_scatter(row); all_reduce(column); / world; "
         "shard -= lr * mean. gather: all_gather(row), without the padding.",
     ),
-    debrief="FSDP2 does this on a 2-D mesh (HSDP), DeepSpeed as MiCS or with ZeRO++'s hpZ, "
-    "Megatron by --num-distributed-optimizer-instances. Near and far links differ tenfold in most "
-    "clusters.",
+    debrief="FSDP2 does this on a 2-D mesh (HSDP), DeepSpeed as MiCS, and Megatron by "
+    "--num-distributed-optimizer-instances. ZeRO++'s hpZ is less: it keeps backward's gather "
+    "inside the node, and forward's gather and the reduction still cross nodes.",
 )
 
 # -- 12.int8_gather --------------------------------------------------------------------------------
@@ -647,7 +658,7 @@ def _int8_part(
     if not _blocks(part, block)[place].any():
         return f"{what} is the most: all of the block came as zeros."
     if worst <= 0.8:
-        return f"{what} is the most. Do others multiply by the very scales that you divided by?"
+        return f"{what} is the most. Do others multiply by exactly the scales that you divided by?"
     if worst <= 1.02:
         return f"{what} is the most: are values rounded to the nearest step, or cut off?"
     if off.max().item() <= 0.51 * coarse:
@@ -673,7 +684,7 @@ def _int8_same(seen: Observed) -> str | None:
     if seen.case.world > 1 and exact:
         return (
             f"Rank {exact[0]} has its own shard exactly, and the others have it rounded: ranks "
-            "compute with different weights. Round your own part, too."
+            "compute with different weights. Round your own part too."
         )
     return same_on_all_ranks(seen, lambda got: got["gathered"]) or holds_at_most(
         seen, lambda got: got["held"], 64, "after the last call, a few numbers"
@@ -737,12 +748,12 @@ INT8 = Task(
         Criterion("steps and scales in one message", 1, _int8_calls),
     ),
     hints=(
-        "What must never be rounded, and what may be? Who needs which scale?",
+        "What must never be rounded, and what may be? Which rank needs which scale?",
         "Pad to whole blocks; a scale per block, max / 127. Zeros have the scale 0: divide by "
         "something else. The receiver needs the sender's scales.",
-        "rows = pad(shard).view(-1, block); steps = round(rows / scale).to(int8); message = "
-        "cat([steps.flatten(), scales.view(int8).flatten()]); all_gather; cut each message in two, "
-        "multiply, drop the padding, also for the own one.",
+        "rows = pad(shard).view(-1, block); steps = round(rows / scale).to(int8). One message has "
+        "one dtype, but bytes are bytes: see what Tensor.view(dtype) does to a float32 tensor. "
+        "all_gather; cut each message in two, multiply, drop the padding, for the own part too.",
     ),
     debrief="This is ZeRO++'s quantised weight gather (qwZ), with the scales in the message. Its "
     "blocks, too, belong to one shard: where a block would cross two ranks' shards, either the cut "

@@ -795,6 +795,8 @@ EQUIVALENT = {
 
 PROMISES = {
     "15.offsets": {
+        "The hosts' clocks started at different times": (*TIME, ""),
+        "Return what must be added to this rank's clock": (*TIME, ""),
         "which are the only way to talk": (*MESSAGES, ""),
         "each calls `rest()` once": (*DRIFT, ""),
         "use only the exchange that was shortest under way": (*TIME, ""),
@@ -807,6 +809,7 @@ PROMISES = {
     },
     "15.breakdown": {
         "the spans of all ranks in any order": (*COMPUTE, ""),
+        "Split each step into four parts": (*COMPUTE, ""),
         "it lasts from the first rank's start to the last rank's stop": (*STEP, ""),
         "**data** that no compute hides": ("data that compute does not hide", ""),
         "Add up each part over the steps that count": (*STEP, ""),

@@ -370,10 +370,7 @@ def _who(seen: Observed) -> str | None:
                 f"{did_it}"
             )
         if all(r is _last(records) for r, (*_, records) in zip(named, hangs, strict=True)):
-            return (
-                f"Hang {i}: rank {rank} came last, but by its own clock alone. "
-                f"{did_it}"
-            )
+            return f"Hang {i}: rank {rank} came last, but by its own clock alone. {did_it}"
         if truth["differs"]:
             return (
                 f"Hang {i}: rank {rank} called what most others called. Rank {truth['rank']} is "

@@ -304,7 +304,7 @@ WRONG = {
         Wrong(
             "no bound at all",
             align(result="second, (second - first) / (after - before), 0.0"),
-            "Nobody can know more",
+            "large as half of a round trip",
             BOUND,
         ),
         Wrong(
@@ -318,13 +318,13 @@ WRONG = {
         Wrong(
             "names who waits",
             pick('next(r for r in records if r["calls"] and not r["calls"][-1]["done"])'),
-            "Look at whom it waits for",
+            "Look at the rank that it waits for",
             ABSENT,
         ),
         Wrong(
             "the last by its own clock",
             pick('max(records, key=lambda r: r["calls"][-1]["started"])'),
-            "came last by its own clock",
+            "came last, but by its own clock alone",
             ABSENT,
         ),
         Wrong(
@@ -336,7 +336,7 @@ WRONG = {
         Wrong(
             "blames those who wait",
             culprit(order="lambda g: -len(g)", blamed="missing"),
-            "Look at whom it waits for. Rank",
+            "Look at the rank that it waits for. Rank",
             CHAIN,
         ),
         Wrong(
@@ -795,9 +795,11 @@ EQUIVALENT = {
 
 PROMISES = {
     "15.offsets": {
+        "The hosts' clocks started at different times": (*TIME, ""),
+        "Return what must be added to this rank's clock": (*TIME, ""),
         "which are the only way to talk": (*MESSAGES, ""),
         "each calls `rest()` once": (*DRIFT, ""),
-        "the exchange of each eight that was shortest under way": (*TIME, ""),
+        "use only the exchange that was shortest under way": (*TIME, ""),
     },
     "15.culprit": {
         "`records` has a dictionary for each rank": None,
@@ -807,6 +809,7 @@ PROMISES = {
     },
     "15.breakdown": {
         "the spans of all ranks in any order": (*COMPUTE, ""),
+        "Split each step into four parts": (*COMPUTE, ""),
         "it lasts from the first rank's start to the last rank's stop": (*STEP, ""),
         "**data** that no compute hides": ("data that compute does not hide", ""),
         "Add up each part over the steps that count": (*STEP, ""),
@@ -817,7 +820,7 @@ PROMISES = {
     },
     "15.trains": {
         "The loss goes down on every rank": None,
-        "in some steps a rank has none": (*EMPTY, "empty"),
+        "In some steps a rank has none": (*EMPTY, "empty"),
         "Compare it with one process": (*ONCE, ""),
         "each gradient is sent once": (*SENT, ""),
         "leaves no gradient behind": ("the samples stay as they are, and no gradient is left", ""),
@@ -827,12 +830,12 @@ PROMISES = {
     "15.stops": {
         "This program runs well alone": None,
         "def fit(weight, batches, held_out, rate, epochs)": None,
-        "Mend it, so that it does what one process would do": (*ALIKE, ""),
+        "Fix it, so that it does what one process would do": (*ALIKE, ""),
         "A rank without a k-th batch brings nothing": (*UNEVEN, "uneven"),
         "no batch is left out": (*UNEVEN, "uneven"),
         "all ranks skip that step": (*SKIP, "nan"),
         "over all ranks' held-out samples, every sample once": (*HELD, ""),
-        "unless it is smaller than the one before, all ranks stop": (*STOP, "stop"),
+        "All ranks stop unless it is smaller than the one before": (*STOP, "stop"),
         "Train at most so many epochs": (*ALIKE, ""),
         "updates weight (in,) in place": (*ALIKE, ""),
         "of another length on each rank": (*UNEVEN, "uneven"),

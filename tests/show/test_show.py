@@ -368,6 +368,22 @@ def test_quiz_buttons_explain_both_ways(shown):
     assert html.count("<details>") == 2 and "Is 1 &lt; 2?" in html and "✗ Not right. Count." in html
 
 
+def test_a_quiz_shows_its_choices_after_something_was_typed(shown):
+    show.quiz(questions(), first="Which line?")
+    still, alive = shown
+    widgets = widgets_in(alive)
+    box = next(w for w in widgets if type(w).__name__ == "Text")
+    hidden = [w for w in widgets if w.layout.display == "none" and type(w).__name__ == "VBox"]
+    assert len(hidden) == 1 and hidden[0].children[0].children[1].description == "a)  3"
+    box.value = "  "
+    assert hidden[0].layout.display == "none"
+    box.value = "<15>"
+    assert hidden[0].layout.display is None and box.disabled
+    assert any("You typed &lt;15&gt;." in getattr(w, "value", "") for w in widgets)
+    assert still["text/html"].index("Which line?") < still["text/html"].index("The choices")
+    assert still["text/plain"].startswith("Which line?")
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [

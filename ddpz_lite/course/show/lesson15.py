@@ -11,7 +11,7 @@ from ddpz_lite.course.show.style import SERIES, style_of
 
 PARTS = {
     "compute": style_of("forward"),
-    "exposed": style_of("idle"),
+    "exposed": style_of("all_reduce"),
     "data": SERIES[1],
     "rest": SERIES[3],
 }

@@ -12,6 +12,7 @@ to a question, arrows to choose, Tab and Space to check.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,13 +88,44 @@ class Quiz:
         return f"{len(self.given)} of {len(self.questions)} answered, {rights} right."
 
 
-def quiz(questions: Sequence[Question]) -> None:
-    """Show a quiz. Without a kernel: the questions, with the answers behind a click."""
+def quiz(questions: Sequence[Question], *, first: str = "") -> None:
+    """Show a quiz. Without a kernel: the questions, with the answers behind a click.
+
+    first: what the learner is to type before the choices appear, such as "Which line?"; without a
+    kernel the choices are then behind a click, too.
+    """
     if not questions:
         raise ValueError("quiz: give at least one question: quiz([ask(...)]).")
     state = Quiz(tuple(questions))
     controls = _view(state) if in_notebook() else []
-    show_live(controls, still=_still(state), text=_text(state))
+    still, text = _still(state), _text(state)
+    if first:
+        controls = _typed_first(first, controls) if controls else []
+        still = f"<p>{prose(first)}</p><details><summary>The choices</summary>{still}</details>"
+        text = f"{first}\n{text}"
+    show_live(controls, still=still, text=text)
+
+
+def _typed_first(first: str, controls: list[Any]) -> list[Any]:
+    """The controls behind a box: they appear when something was typed into it."""
+    ipywidgets = need("ipywidgets")
+    question, noted = ipywidgets.HTML(f"<p>{prose(first)}</p>"), ipywidgets.HTML()
+    box = ipywidgets.Text(
+        placeholder="your answer",
+        description="Typed",
+        continuous_update=False,  # committed by Enter, or by leaving the box
+    )
+    choices = ipywidgets.VBox(controls, layout={"display": "none"})
+
+    def committed(change: dict[str, Any]) -> None:
+        typed = change["new"].strip()
+        if typed:
+            noted.value = f'<p role="status">You typed {html.escape(typed)}. Now choose.</p>'
+            choices.layout.display = None
+            box.disabled = True
+
+    box.observe(committed, "value")
+    return [question, box, noted, choices]
 
 
 def _view(state: Quiz) -> list[Any]:

@@ -64,7 +64,7 @@ def seen(number: int) -> list[tuple[str, str]]:
 def visit(number: int) -> None:
     """Show a bug: what was seen, the program, what the tools say (folded), and a question.
 
-    The fix and the thread are folded below the question.
+    The learner types a line before the choices appear. The fix and the thread are folded below.
     """
     bug = _bug(number)
     tools = seen(number)
@@ -80,7 +80,10 @@ def visit(number: int) -> None:
             ]
         ),
     )
-    quiz([ask("What is wrong?", *bug.answers)])
+    quiz(
+        [ask("What is wrong?", *bug.answers)],
+        first="In which line is the mistake? Type its number; then the choices appear.",
+    )
     fix = _changes(number)
     emit(
         _folded(

@@ -133,8 +133,8 @@ def _bound(seen: Observed) -> str | None:
             return f"Rank 0 knows its own clock: its bound is 0, not {bound:.3g}."
         if bound < 0.99 * least:
             return (
-                f"Rank {rank} claims to be right to {1000 * bound:.2f} ms. Nobody can know more "
-                f"than half of a round trip, and the shortest is {2000 * least:.2f} ms."
+                f"Rank {rank} claims to be right to {1000 * bound:.2f} ms. The error can be as "
+                f"large as half of a round trip, and the shortest is {2000 * least:.2f} ms."
             )
         if bound > 1.25 * least + 1e-4:
             twice = abs(bound - 2 * least) <= 0.25 * least + 2e-4
@@ -186,13 +186,13 @@ OFFSETS = Task(
         Criterion("by messages alone, and each rank rests once", 1, _messages),
     ),
     hints=(
-        "Of one exchange you know when it left and came back by your clock, and when by "
-        "rank 0's it was seen. Where between your two times does that belong, "
-        "if both ways take as long?",
+        "For one exchange you know when it left and returned by your clock, and when it arrived by "
+        "rank 0's. Where between your two times does that arrival belong, "
+        "if both ways take equally long?",
         "offset = ((t1 - t0) + (t2 - t3)) / 2, of the exchange with the smallest (t3 - t0) - "
-        "(t2 - t1). Do it before the rest and after it: two points make a line.",
-        "Rank 0 serves the others one by one: recv(peer), then send(clock(), peer), eight times "
-        "over. A peer keeps (round trip, own time, offset) of each and takes min(). drift = "
+        "(t2 - t1). Do it before and after the rest: two points give a line.",
+        "Rank 0 serves the others one after another: recv(peer), then send(clock(), peer), eight "
+        "times. A peer keeps (round trip, own time, offset) of each and takes min(). drift = "
         "(second - first) / (after - before).",
     ),
     debrief="NTP keeps the exchange of least delay out of eight, too (RFC 5905, section 10). With "
@@ -342,7 +342,7 @@ def _culprit_cases(rng: torch.Generator) -> list[Case]:
 
 @dataclass(frozen=True)
 class _CulpritCase(Case):
-    """A case that knows, beside what the answer is handed, who it was."""
+    """A case that also knows which rank it was, which the answer is not told."""
 
     truths: Sequence[dict[str, Any]] = ()
 
@@ -370,10 +370,7 @@ def _who(seen: Observed) -> str | None:
                 f"{did_it}"
             )
         if all(r is _last(records) for r, (*_, records) in zip(named, hangs, strict=True)):
-            return (
-                f"Hang {i}: rank {rank} came last by its own clock, which is nobody else's. "
-                f"{did_it}"
-            )
+            return f"Hang {i}: rank {rank} came last, but by its own clock alone. {did_it}"
         if truth["differs"]:
             return (
                 f"Hang {i}: rank {rank} called what most others called. Rank {truth['rank']} is "
@@ -382,9 +379,9 @@ def _who(seen: Observed) -> str | None:
         if one["calls"] and not one["calls"][-1]["done"]:
             return (
                 f"Hang {i}: rank {rank} waits, in {one['calls'][-1]['op']} at {one['at']}. "
-                f"Look at whom it waits for. {did_it}"
+                f"Look at the rank that it waits for. {did_it}"
             )
-        return f"Hang {i}: nobody waits for rank {rank}. {did_it}"
+        return f"Hang {i}: no rank waits for rank {rank}. {did_it}"
     return None
 
 
@@ -446,12 +443,12 @@ CULPRIT = Task(
     hints=(
         "Take one group. Its members' k-th calls of this group belong together. Which k is the "
         "first that not all of them have made, or not all alike?",
-        "Whoever has not made it may wait in a call of another group: then it is not to blame, go "
-        "on to that call. Whoever differs from most others has called something else.",
+        "A rank that has not made it may wait in a call of another group. Then it is not to blame, "
+        "so look at that call. A rank that differs from most others has called something else.",
         "For each unfinished call: group its members into those that made it alike, those that "
-        "made it otherwise, and those that did not make it. One rank that differs: it is he. One "
-        "that has not made it and has no unfinished call of its own, and all others wait in this "
-        "very call: it is he.",
+        "made it otherwise, and those that did not make it. If one rank differs, it is the "
+        "culprit. So is a rank that has not made it and has no unfinished call, if all others wait "
+        "in this very call.",
     ),
     debrief="This is what `torchfrtrace` and `ddpz explain` do with the ring buffers that ranks of "
     "NCCL or gloo keep: match by group and number, and name what does not match.",
@@ -466,7 +463,7 @@ def _breakdown_cases(rng: torch.Generator) -> list[Case]:
     def run(
         world: int, scale: int, warm_up: int, offsets: Sequence[float] = (), cross: bool = False
     ) -> dict[str, Any]:
-        """cross: events go on beyond the end of their step."""
+        """cross: events last beyond the end of their step."""
         offsets = offsets or [0.0] + [_uniform(rng, -30.0, 30.0) for _ in range(world - 1)]
         events: list[list[Any]] = []
         now = 5.0
@@ -563,7 +560,7 @@ def parts_of(
     weak: bool = False,
     first: bool = False,
 ) -> dict[str, float]:
-    """What is asked for; with a flag, what somebody gets who makes that mistake."""
+    """What is asked for; with a flag, the result of that mistake."""
     offsets = [0.0] * len(run["offsets"]) if own_clocks else run["offsets"]
     world = len(offsets)
     by: dict[tuple[int, str], Spans] = {}
@@ -680,10 +677,10 @@ BREAKDOWN = Task(
         Criterion("events stay as they are", 1, unchanged),
     ),
     hints=(
-        "Put all on rank 0's clock first. Then draw one step of one rank on paper: which seconds "
-        "are in two kinds of events, and to which kind do they go?",
+        "Put all events on rank 0's clock first. Then draw one step of one rank on paper: which "
+        "seconds are in two kinds of events, and to which kind do they count?",
         "length(union(compute)), then length(union(compute and data)) less that, then "
-        "length(union(all three)) less that. What is left of the step is the rest.",
+        "length(union(all three)) less that. The remainder of the step is the rest.",
         "Sort the spans; if one begins before the last ends, extend that, else begin a new one. "
         "In each step choose the rank with the least exposed communication.",
     ),
@@ -895,7 +892,7 @@ TRAINS = Task(
     hints=(
         "How large is the weight of one sample in the update, if its micro-batch has 1, or 7?",
         "Sum the squared errors, count the samples; reduce gradients, loss and count once, at the "
-        "end. Where must the clipping stand then?",
+        "end. Where must the clipping be then?",
         "(...).square().sum().backward() for each micro-batch; all_reduce of each w.grad (zeros if "
         "there was no batch) and of [loss, count]; divide by count; clip; step.",
     ),
@@ -925,7 +922,7 @@ def _stop_cases(rng: torch.Generator) -> list[Case]:
             uneven = (2 * rank) % 3 - (rank == 1) * 2 if kind == "uneven" else 0
             count = 3 + uneven + again
             if kind == "uneven" and rank == 1 and not again:
-                count = 0  # it takes part all the same
+                count = 0  # it takes part anyway
             batches = [pair(2 + (rank + i) % 3, truth) for i in range(count)]
             if kind == "nan" and rank == world - 1:
                 batches[1][0][0, 0] = math.inf
@@ -1060,7 +1057,7 @@ def _history(seen: Observed) -> str | None:
 
 STOPS = Task(
     id="15.stops",
-    title="It stops, and nobody knows why",
+    title="It stops without a message",
     answer="mended_fit",
     job="lesson15.stops",
     minutes=25,
@@ -1074,8 +1071,8 @@ STOPS = Task(
         Criterion("the samples stay as they are", 1, unchanged),
     ),
     hints=(
-        "Go through the program and mark each `if`, `for`, `continue` and `break` whose outcome "
-        "may differ by rank. Which of them has a collective behind it?",
+        "Mark each `if`, `for`, `continue` and `break` whose outcome "
+        "may differ by rank. Which of them does a collective depend on?",
         "Each of them must be decided by a number that all ranks have: a maximum of the numbers of "
         "batches, a sum that is not finite, a loss over all.",
         "for step in range(most): sum of gradients and count, zeros if there is no batch; one "
@@ -1083,7 +1080,7 @@ STOPS = Task(
         "of [sum of squares, count].",
     ),
     debrief="Ranks that decide alone are behind most hangs that people report. FSDP and DDP agree "
-    "on overflow for you, and `Join` on uneven batches; on `break` they leave you alone.",
+    "on overflow for you, and `Join` on uneven batches; for `break` they offer nothing.",
 )
 
 TASKS = [OFFSETS, CULPRIT, BREAKDOWN, TRAINS, STOPS]

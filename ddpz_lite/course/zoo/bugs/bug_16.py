@@ -7,9 +7,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 class Stream(IterableDataset):
     def __iter__(self):
-        dice = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1)
         for _ in range(64):
-            x = torch.randn(4, generator=dice)
+            x = torch.randn(4, generator=generator)
             yield x, x.sum(0, keepdim=True)
 
 

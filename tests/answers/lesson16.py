@@ -778,6 +778,7 @@ PROMISES = {
         "whether the measurement lies inside": (*REFUTE, ""),
         "A prediction may be wrong": None,
         "No point depends on its words": None,
+        "so each learner has another run": None,
         "at most 60 steps": (*EVIDENCE, ""),
         "the step after which a node dies": (*DIED, ""),
     },

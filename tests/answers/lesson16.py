@@ -118,49 +118,54 @@ def halving(**wrong):
 
 # ---- the page ----
 
-WHOLE = ("all four parts, of one run that lost a node and came to its end",)
-SAME_LOSSES = ("the losses and the weights of the undisturbed run",)
-FORMULA = ("bytes predicted by the formula of its stage",)
-LEDGER = ("the ledger bears the formula out",)
-COMMITS = ("a prediction that could have been wrong",)
-OWN = ("another run than the lesson's",)
+EVIDENCE = ("evidence: the check's training with your seed has these losses and weights",)
+DIED = ("a node died, and the resumed run has the same losses and weights",)
+FORMULA = ("bytes predicted by the formula of the stage, and found in the ledger",)
+GOODPUT = ("steps done twice predicted, and the goodput that follows",)
+REFUTE = ("what would refute the prediction, and whether it happened",)
 
-# The losses of a run of so many steps, as the lesson prints them.
+
+# The losses of the capstone's run by (seed, steps), as it prints them; seed 0 is the lesson's.
 LOSSES = {
-    20: "5.547 5.547 5.523 5.499 5.466 5.433 5.389 5.329 5.304 5.236 5.194 5.149 5.103 5.094 "
-    "5.006 5.015 5.004 4.949 4.969 4.928",
-    30: "5.547 5.547 5.523 5.499 5.466 5.433 5.389 5.329 5.304 5.236 5.194 5.149 5.102 5.09 "
+    (4711, 20): "5.556 5.539 5.53 5.524 5.492 5.461 5.433 5.37 5.343 5.282 5.245 5.197 5.177 5.131 "
+    "5.091 5.058 5.022 5.013 5.025 4.984",
+    (0, 30): "5.547 5.547 5.523 5.499 5.466 5.433 5.389 5.329 5.304 5.236 5.194 5.149 5.102 5.09 "
     "4.996 4.995 4.97 4.895 4.896 4.827 4.828 4.775 4.734 4.72 4.698 4.716 4.716 4.689 "
     "4.66 4.658",
 }
-LOSSES = {steps: [float(loss) for loss in text.split()] for steps, text in LOSSES.items()}
+LOSSES = {run: [float(loss) for loss in text.split()] for run, text in LOSSES.items()}
 PAGE = """
 def page():
     quiet = {quiet}
-    plan = {{"nodes": 2, "ranks": 2, "stage": 2, "steps": 20, "save_every": 4, "kill": 10}}
-    prediction = {{"sent": 4 * 2 * 42_880 * (2 - 1) / 2, "steps_twice": 2, "goodput": 20 / 22}}
+    plan = {{
+        "seed": 4711, "nodes": 2, "ranks": 2, "stage": 2, "steps": 20, "save_every": 4, "kill": 10
+    }}
+    sent = 4 * 2 * 42_880 * (2 - 1) / 2
+    prediction = {{"sent": sent, "steps_twice": 2, "goodput": 20 / 22}}
+    refuted_outside = {{"sent": [0.99 * sent, 1.2 * sent], "steps_twice": [2, 3]}}
     measurement = {{
+        "seed": 4711,
         "parameters": 42_880,
         "stage": 2,
         "steps": 20,
         "save_every": 4,
-        "sent": [197_917, 177_186],
+        "sent": [200_165, 178_541],
         "undisturbed": quiet,
-        "killed": quiet[:11],
+        "killed": quiet[:10],
         "resumed_at": 8,
         "went_on": quiet[8:],
-        "weights": ["ab12cd34ef567890", "ab12cd34ef567890"],
+        "weights": [164.8103, 13.29334],
+        "weights_resumed": [164.8103, 13.29334],
     }}
-    explanation = (
-        "The last save before the kill was step 8, and I predicted 2 steps twice. It took until "
-        "step 11 before node 0 noticed that its peer was gone, so 3 were lost; the bytes follow "
-        "the formula, since only padding and the losses come on top."
-    )
+    holds = {{"sent": True, "steps_twice": True}}
+    explanation = "The last save before the kill was step 8, so steps 9 and 10 were done twice."
     {change}
     return {{
         "plan": plan,
         "prediction": prediction,
+        "refuted_outside": refuted_outside,
         "measurement": measurement,
+        "holds": holds,
         "explanation": explanation,
     }}
 """
@@ -168,7 +173,7 @@ def page():
 
 def page(*changes):
     """A right page, with changes."""
-    return PAGE.format(quiet=LOSSES[20], change="\n    ".join(changes) or "pass")
+    return PAGE.format(quiet=LOSSES[4711, 20], change="\n    ".join(changes) or "pass")
 
 
 # ---- lines ----
@@ -225,7 +230,7 @@ WRONG = {
         Wrong(
             "the whole tensor across",
             reduces("dist.all_reduce(tensor, group=near)", "dist.all_reduce(tensor, group=far)"),
-            says="What crosses must be cut first",
+            says="First cut the tensor inside the node",
             loses=FAR,
         ),
         Wrong(
@@ -491,132 +496,223 @@ def halving_doubling(tensor):
 
 WRONG["16.capstone"] = [
     Wrong(
-        "nobody died",
-        page('measurement["killed"] = quiet', 'measurement["resumed_at"] = 20'),
-        says="nobody died in it",
-        loses=WHOLE,
+        "no prediction",
+        page("prediction = {}"),
+        says="prediction: 'sent' is missing",
+        loses=EVIDENCE,
     ),
     Wrong(
         "another run than the one planned",
         page('measurement["steps"] = 30'),
         says="it is another run",
-        loses=WHOLE,
+        loses=EVIDENCE,
     ),
     Wrong(
-        "no prediction", page("prediction = {}"), says="prediction: 'sent' is missing", loses=WHOLE
+        "the lesson's printed run, stated as it is",
+        page(
+            'plan |= {"seed": 0, "stage": 3, "steps": 30, "save_every": 5, "kill": 12}',
+            f"quiet = {LOSSES[0, 30]}",
+            'measurement |= {"seed": 0, "stage": 3, "steps": 30, "save_every": 5}',
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:12], "resumed_at": 10}',
+            'measurement |= {"went_on": quiet[10:], "sent": [271_871, 262_093]}',
+            'measurement["weights"] = measurement["weights_resumed"] = [164.9819, 13.38013]',
+            'prediction |= {"sent": 257_280, "goodput": 30 / 32}',
+            'refuted_outside["sent"] = [255_000, 290_000]',
+        ),
+        says="Seed 0 is the lesson's",
+        loses=EVIDENCE,
     ),
     Wrong(
-        "the line that begins again is left out",
-        page('measurement["went_on"] = quiet[11:]'),
-        says="it did not come to the end",
-        loses=WHOLE,
+        "the lesson's printed losses under another seed",
+        page(
+            f"quiet = {LOSSES[0, 30][:20]}",
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
+        ),
+        says="trained the same steps with seed 4711",
+        loses=EVIDENCE,
     ),
     Wrong(
-        "resumed from no save",
-        page('measurement["resumed_at"] = 9', 'measurement["went_on"] = quiet[9:]'),
-        says="is not the last one saved",
-        loses=WHOLE,
-    ),
-    Wrong(
-        "began anew with another seed",
-        page('measurement["went_on"] = [loss + 0.01 for loss in quiet[8:]]'),
-        says="they are equal to the last digit",
-        loses=SAME_LOSSES,
-    ),
-    Wrong(
-        "the optimizer's state was not saved",
-        page('measurement["weights"] = ["ab12cd34ef567890", "cd34cd34ef567890"]'),
-        says="was the optimizer's state saved",
-        loses=SAME_LOSSES,
+        "another learner's run under one's own seed",
+        page('plan["seed"] = measurement["seed"] = 4712'),
+        says="trained the same steps with seed 4712",
+        loses=EVIDENCE,
     ),
     Wrong(
         "invented losses",
         page(
             "quiet = [round(5.54 - 0.03 * step, 3) for step in range(20)]",
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:11], "went_on": quiet[8:]}',
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
         ),
-        says="This check has trained the same steps",
-        loses=SAME_LOSSES,
+        says="This check trained the same steps",
+        loses=EVIDENCE,
     ),
     Wrong(
-        "a run with another seed",
-        page(
-            "quiet = [round(1.003 * loss, 3) for loss in quiet]",
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:11], "went_on": quiet[8:]}',
-        ),
-        says="from seed 0 and the same text",
-        loses=SAME_LOSSES,
+        "one loss changed",
+        page("quiet[16] = 5.026"),
+        says="Step 17 has the loss 5.026 on the page",
+        loses=EVIDENCE,
     ),
     Wrong(
-        "another model",
-        page(
-            'measurement |= {"parameters": 50_000, "sent": [204_000, 204_000]}',
-            'prediction["sent"] = 4 * 50_000',
-        ),
-        says="has 42,880 parameters, not 50,000",
-        loses=SAME_LOSSES,
-    ),
-    Wrong(
-        "elements for bytes",
-        page('prediction["sent"] /= 4'),
-        says="those are elements",
-        loses=FORMULA,
-    ),
-    Wrong(
-        "all ranks together",
-        page('prediction["sent"] *= 2'),
-        says="ranks send together",
-        loses=FORMULA,
-    ),
-    Wrong(
-        "stage 3's bytes",
-        page('prediction["sent"] *= 1.5'),
-        says="so much is sent at stage 3",
-        loses=FORMULA,
-    ),
-    Wrong(
-        "the ledger of all steps",
-        page('measurement["sent"] = [20 * n for n in measurement["sent"]]'),
-        says="divided by the steps",
-        loses=LEDGER,
-    ),
-    Wrong(
-        "goodput as the share of steps before the kill",
-        page('prediction["goodput"] = 10 / 20'),
-        says="Useful steps over all steps would be 0.909",
-        loses=COMMITS,
-    ),
-    Wrong(
-        "all steps since the beginning are lost",
-        page('prediction |= {"steps_twice": 10, "goodput": 20 / 30}'),
-        says="Those since the last save are lost",
-        loses=COMMITS,
+        "losses that are no numbers",
+        page('measurement["undisturbed"] = [float("nan")] * 20'),
+        says="'undisturbed' must be a list of finite numbers",
+        loses=EVIDENCE,
     ),
     Wrong(
         "a goodput that is no number",
         page('prediction["goodput"] = float("nan")'),
         says="must be a finite number",
-        loses=WHOLE,
+        loses=EVIDENCE,
+    ),
+    Wrong(
+        "a digest as a fingerprint",
+        page('measurement["weights"] = measurement["weights_resumed"] = ["00", "00"]'),
+        says="'weights' must be a list of finite numbers",
+        loses=EVIDENCE,
     ),
     Wrong(
         "an invented fingerprint",
-        page('measurement["weights"] = ["00", "00"]'),
-        says="is no fingerprint",
-        loses=SAME_LOSSES,
+        page('measurement["weights"] = measurement["weights_resumed"] = [160.4920, 13.29632]'),
+        says="the sum of all weights and their norm",
+        loses=EVIDENCE,
     ),
     Wrong(
-        "the lesson's numbers",
+        "a fingerprint of one number",
+        page('measurement["weights"] = measurement["weights_resumed"] = [164.8103]'),
+        says="must be two numbers",
+        loses=EVIDENCE,
+    ),
+    Wrong(
+        "gibberish in words and numbers",
         page(
-            'plan |= {"stage": 3, "steps": 30, "save_every": 5, "kill": 12}',
-            f"quiet = {LOSSES[30]}",
-            'measurement |= {"stage": 3, "steps": 30, "save_every": 5, "undisturbed": quiet}',
-            'measurement |= {"killed": quiet[:12], "resumed_at": 10, "went_on": quiet[10:]}',
-            'measurement["sent"] = [271_888, 262_109]',
-            'prediction |= {"sent": 257_280, "goodput": 30 / 32}',
-            'explanation = explanation.replace("step 8", "step 10")',
+            'explanation = "apple pear plum"',
+            "quiet = [5.0 - 0.001 * step for step in range(20)]",
+            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
+            'measurement["weights"] = measurement["weights_resumed"] = [1.0, 1.0]',
         ),
-        says="has the losses that the lesson prints",
-        loses=OWN,
+        says="Step 1 has the loss 5 on the page",
+        loses=EVIDENCE,
+    ),
+    Wrong(
+        "another model",
+        page('measurement |= {"parameters": 50_000}'),
+        says="has 42,880 parameters, not 50,000",
+        loses=EVIDENCE,
+    ),
+    Wrong(
+        "no node died",
+        page('measurement["killed"] = quiet', 'measurement["resumed_at"] = 20'),
+        says="no node died in it",
+        loses=DIED + REFUTE,
+    ),
+    Wrong(
+        "the kill moved to later steps",
+        page('measurement |= {"killed": quiet[:15], "resumed_at": 12, "went_on": quiet[12:]}'),
+        says="the kill was planned after 10",
+        loses=DIED,
+    ),
+    Wrong(
+        "the kill moved to an earlier step",
+        page('measurement["killed"] = quiet[:9]'),
+        says="the kill was planned after 10",
+        loses=DIED + REFUTE,
+    ),
+    Wrong(
+        "the line that begins again is left out",
+        page('measurement["went_on"] = quiet[10:]'),
+        says="it did not reach the end",
+        loses=DIED,
+    ),
+    Wrong(
+        "resumed from no save",
+        page('measurement["resumed_at"] = 9', 'measurement["went_on"] = quiet[9:]'),
+        says="is not the last one saved",
+        loses=DIED + REFUTE,
+    ),
+    Wrong(
+        "the resumed run has other losses",
+        page('measurement["went_on"] = [loss + 0.01 for loss in quiet[8:]]'),
+        says="are equal to the last digit",
+        loses=DIED,
+    ),
+    Wrong(
+        "the optimizer's state was not saved",
+        page('measurement["weights_resumed"] = [164.7921, 13.29402]'),
+        says="Was the optimizer's state saved too?",
+        loses=DIED,
+    ),
+    Wrong(
+        "elements for bytes",
+        page('prediction["sent"] /= 4', 'refuted_outside["sent"] = [42_000, 51_000]'),
+        says="Those are elements",
+        loses=FORMULA + REFUTE,
+    ),
+    Wrong(
+        "all ranks together",
+        page(
+            'prediction["sent"] *= 2',
+            'refuted_outside["sent"] = [171_000, 250_000]',
+            'prediction["sent"] = 2 * 171_520',
+            'refuted_outside["sent"] = [340_000, 400_000]',
+            'holds["sent"] = False',
+        ),
+        says="ranks send this much together",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "stage 3's bytes",
+        page(
+            'prediction["sent"] *= 1.5',
+            'refuted_outside["sent"] = [255_000, 300_000]',
+            'holds["sent"] = False',
+        ),
+        says="Stage 3 sends this much",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "the ledger of all steps",
+        page(
+            'measurement["sent"] = [20 * n for n in measurement["sent"]]', 'holds["sent"] = False'
+        ),
+        says="divided by the steps",
+        loses=FORMULA,
+    ),
+    Wrong(
+        "goodput as the share of steps before the kill",
+        page('prediction["goodput"] = 10 / 20'),
+        says="Useful steps over all steps would be 0.909",
+        loses=GOODPUT,
+    ),
+    Wrong(
+        "all steps since the beginning are lost",
+        page(
+            'prediction |= {"steps_twice": 10, "goodput": 20 / 30}',
+            'refuted_outside["steps_twice"] = [9, 11]',
+            'holds["steps_twice"] = False',
+        ),
+        says="Only steps since the last save are lost",
+        loses=GOODPUT,
+    ),
+    Wrong(
+        "a range that nothing can leave",
+        page('refuted_outside["steps_twice"] = [0, 4]'),
+        says="accepts almost anything",
+        loses=REFUTE,
+    ),
+    Wrong(
+        "a range without the prediction",
+        page('refuted_outside["sent"] = [180_000, 210_000]'),
+        says="must lie between them",
+        loses=REFUTE,
+    ),
+    Wrong(
+        "a refuted prediction that is said to hold",
+        page(
+            'prediction |= {"steps_twice": 3, "goodput": 20 / 23}',
+            'refuted_outside["steps_twice"] = [3, 4]',
+        ),
+        says="holds: 'steps_twice' is True, but 2 was measured",
+        loses=REFUTE,
     ),
 ]
 
@@ -672,17 +768,19 @@ PROMISES = {
         "a name that no other job has": (*MIX, "two"),
     },
     "16.capstone": {
-        "as the lesson prints it": (*WHOLE, ""),
-        "the losses and the weights of the undisturbed run": (*SAME_LOSSES, ""),
+        "has your seed and no other": (*EVIDENCE, ""),
+        "trains all steps of your plan again": (*EVIDENCE, ""),
         "by the formula of your stage": (*FORMULA, ""),
-        "steps that will be done twice": (*COMMITS, ""),
-        "trains the first steps of your plan again": (*SAME_LOSSES, ""),
-        "as the lesson has them": (*SAME_LOSSES, ""),
-        "a reader": None,
-        "another number of steps or another seed": (*OWN, ""),
+        "steps that will be done twice": (*GOODPUT, ""),
+        "the ledger of the same run": (*FORMULA, ""),
+        "with a death, and with an end": (*DIED, ""),
+        "a measurement outside refutes it": (*REFUTE, ""),
+        "whether the measurement lies inside": (*REFUTE, ""),
         "A prediction may be wrong": None,
-        "it must be one": (*COMMITS, ""),
-        "the step after which a node dies": (*WHOLE, ""),
+        "No point depends on its words": None,
+        "so each learner has another run": None,
+        "at most 60 steps": (*EVIDENCE, ""),
+        "the step after which a node dies": (*DIED, ""),
     },
 }
 
@@ -815,7 +913,17 @@ def halving_doubling(tensor):
 """,
         ),
     ],
-    "16.capstone": [("other numbers, three steps lost in place of two", page())],
+    "16.capstone": [
+        ("another interval and kill, two steps lost", page()),
+        (
+            "a prediction that was refuted, and says so",
+            page(
+                'prediction |= {"steps_twice": 3, "goodput": 20 / 23}',
+                'refuted_outside["steps_twice"] = [3, 4]',
+                'holds["steps_twice"] = False',
+            ),
+        ),
+    ],
     "16.launch_plan": [
         (
             "= in place of spaces, python -m, gpu, an elastic range, and its own head",
@@ -847,6 +955,13 @@ ASSUMED = {
 # -- what authors who had not read the judge got away with -----------------------------------------
 
 WRONG["16.hierarchical"] += [
+    Wrong(
+        "groups by the order of the ranks, whatever `nodes` says",
+        "def hierarchical(nodes):\n    nodes = sorted(nodes)\n"
+        + hierarchy().split("def hierarchical(nodes):\n")[1],
+        says="The groups follow the order of the ranks. Make them from `nodes`.",
+        loses=FAR,
+    ),
     Wrong(
         "one padded buffer for all tensors",
         altered(

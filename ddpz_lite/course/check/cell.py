@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 from ddpz_lite.course import interactive
-from ddpz_lite.course.check.progress import Progress, own_work
+from ddpz_lite.course.check.progress import Progress, own_seed, own_work
 from ddpz_lite.course.check.score import Verdict, score
 from ddpz_lite.course.check.task import Task, find
 
@@ -44,7 +45,11 @@ class _Check:
         from ddpz_lite.course.check.run import draw, observe
 
         task = find(task_id)
-        verdict = score(task, observe(task, answer, draw(task)))
+        cases = draw(task)
+        if task.own and own_work():
+            own = task.own()
+            cases = [replace(c, inputs=[given | own for given in c.inputs]) for c in cases]
+        verdict = score(task, observe(task, answer, cases))
         keep(verdict)
         if verdict.status == "not attempted":
             raise NotAttempted(
@@ -65,6 +70,10 @@ class _Check:
         mark.hints = number + 1
         progress.save()
         print(_wrapped(f"hint {number + 1} of {len(task.hints)}: ", task.hints[number]))
+
+    def seed(self) -> int:
+        """The learner's seed, for tasks in which each learner makes a run of their own."""
+        return own_seed()
 
     def __repr__(self) -> str:
         return 'check("03.weighted_mean", weighted_mean) judges an answer; check.hint(...) helps'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -77,6 +78,22 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def own_seed() -> int:
+    """The learner's seed: drawn once, kept next to the progress. Never 0, which lessons use.
+
+    Raises ValueError, and changes nothing, where the file does not hold one.
+    """
+    path = home() / "seed"
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        text = str(1 + secrets.randbelow(2**31 - 1))
+        write_whole(path, f"{text}\n")
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise ValueError(f"{path} does not hold a seed. Move it away, and a new one is drawn.")
+    return int(text)
 
 
 def own_work() -> bool:

@@ -135,6 +135,7 @@ class Task:
     criteria: tuple[Criterion, ...]
     hints: tuple[str, str, str]  # a question, a nudge, a sketch
     debrief: str  # shown after success: what production does differently
+    own: Callable[[], dict[str, Any]] | None = None  # inputs that only a learner's own check has
     uses_own: bool = True  # ready-made strategies are refused while it runs; see `guard`
 
     @property

@@ -1,11 +1,12 @@
 """Answers that resemble each other: an aid for reading them, not a verdict.
 
-Three lists. Notebooks whose files are identical. Answers whose source is the same after formatting,
-however short. And pairs of longer answers whose syntax trees resemble each other, with the names
-that an answer defines replaced by their order of appearance and without docstrings, comments and
-layout, so renaming and moving lines changes little. Short answers to one question are alike without
-copying, so each number stands next to the usual one for its task. Copies of the official solution
-are listed separately.
+Four lists. Notebooks whose files are identical. Answers whose source is the same after formatting,
+however short. Answers that report a run with the same seed: each learner has a seed, so at most one
+of them made that run. And pairs of longer answers whose syntax trees resemble each other, with the
+names that an answer defines replaced by their order of appearance and without docstrings, comments
+and layout, so renaming and moving lines changes little. Short answers to one question are alike
+without copying, so each number stands next to the usual one for its task. Copies of the official
+solution are listed separately.
 
 Not compare50: it compares folders of files, and here the unit is one answer cell per task, next to
 the usual similarity of that task.
@@ -59,6 +60,7 @@ class Similarity:
     files: list[Group] = field(default_factory=list)  # identical notebooks
     sources: list[Group] = field(default_factory=list)  # equal answers
     official: list[Group] = field(default_factory=list)  # equal to the official solution
+    seeds: list[Group] = field(default_factory=list)  # of a run, in answers of several students
     pairs: list[Pair] = field(default_factory=list)
     common: dict[str, float] = field(default_factory=dict)  # task -> usual, where all are alike
     short: int = 0  # answers that are too short to compare
@@ -74,6 +76,7 @@ class _Answer:
     lines: int
     source: str  # formatted
     official: bool
+    seed: str  # the number after "seed" in a dict, "" if there is none
     cut: frozenset[int]
 
 
@@ -91,6 +94,9 @@ def find(submissions: Sequence[Submission], exercises: Mapping[str, Pristine]) -
         files=_groups(files, 2),
         sources=_groups([(a.task, a.source, a.student, a.lines) for a in own], 2),
         official=_groups([(a.task, "", a.student, a.lines) for a in every if a.official], 1),
+        seeds=_groups(
+            [(f"{a.task}, seed {a.seed}", "", a.student, a.lines) for a in own if a.seed], 2
+        ),
         short=sum(len(one.cut) < LEAST for one in every),
         answers=len(every),
     )
@@ -113,7 +119,7 @@ def _answers(submission: Submission, exercises: Mapping[str, Pristine]) -> Itera
         if exercise.attempted(name, source) and (same := formatted(source)):
             official = same == formatted(exercise.solutions.get(name, ""))
             about = exercise.answers[name], submission.student, len(source.strip().splitlines())
-            yield _Answer(*about, same, official, pieces(source))
+            yield _Answer(*about, same, official, seed_of(same), pieces(source))
 
 
 def _groups(rows: Sequence[tuple[str, str, str, int]], least: int) -> list[Group]:
@@ -158,6 +164,17 @@ def formatted(source: str) -> str:
         return ast.unparse(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
+
+
+def seed_of(source: str) -> str:
+    """The first number that a dict in this source gives for "seed"; "" if there is none."""
+    for node in ast.walk(ast.parse(source)):
+        entries = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        for key, value in entries:
+            named = isinstance(key, ast.Constant) and key.value == "seed"
+            if named and isinstance(value, ast.Constant):
+                return str(value.value)
+    return ""
 
 
 def alike(cuts: Sequence[frozenset[int]]) -> torch.Tensor:
@@ -218,6 +235,7 @@ def report(found: Similarity, terms: Terms) -> str:
     lines += _listed("Identical notebooks", "exercise", found.files, lines=False)
     lines += _listed("Answers that are equal after formatting", "task", found.sources)
     lines += _listed("Copies of the official solution", "task", found.official)
+    lines += _listed("Runs with the same seed", "task", found.seeds)
     lines += ["## Similar answers", "", *_table_of_pairs(found.pairs), ""]
     for task, usual in found.common.items():
         text = f"{task}: most answers are alike (usually {usual:.0%}), so no pair is listed."

@@ -44,5 +44,6 @@ def launch_plan(answer: Callable[..., Any], *, plans: list[dict[str, Any]]) -> d
     return {"lines": [answer(**plan) for plan in plans], "changed": kept.changed()}
 
 
-def capstone(answer: Callable[..., Any]) -> dict[str, Any]:
+def capstone(answer: Callable[..., Any], *, seed: int | None = None) -> dict[str, Any]:
+    """seed: the learner's, for the judge; the answer has it from `check.seed()`."""
     return {"page": answer()}

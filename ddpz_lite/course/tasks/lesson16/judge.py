@@ -191,10 +191,22 @@ def _far(seen: Observed, number: int) -> str | None:
             f"{told}, and rank {sent.index(0)} none: a leader carries the whole tensor for its "
             f"node. Each rank of a node has a link; each takes {most:,} bytes if it carries 1/L."
         )
+    first = next((call for call in seen.calls(rank, f"call {number}") if call.op != "send"), None)
+    if seen.case.kind == DEALT and first and len({nodes_of(seen)[r] for r in first.group}) > 1:
+        ranks_ = " and ".join(map(str, sorted(first.group)))
+        return (
+            f"{told}: the group of its first call, ranks {ranks_}, lies on several nodes. The "
+            "groups follow the order of the ranks. Make them from `nodes`."
+        )
     return (
-        f"{told}; 2(n/L)(M-1)/M is {most:,}. What crosses must be cut first, and each rank of a "
-        "node takes another part of the tensor to the other nodes. Do the groups follow `nodes`?"
+        f"{told}; 2(n/L)(M-1)/M is {most:,}. First cut the tensor inside the node, so that each "
+        "rank of a node carries another part of it to the other nodes."
     )
+
+
+def nodes_of(seen: Observed) -> list[int]:
+    """Of each rank its node."""
+    return seen.case.inputs[0]["nodes"]
 
 
 def _near(seen: Observed, number: int) -> str | None:
@@ -605,14 +617,14 @@ def _two_jobs(seen: Observed) -> str | None:
                 f"{plan['port']}: another one need not be free."
             )
     ids = [read[0].options.rdzv_id for read in both]
-    if ids[0] == ids[1] and not both[0][0].static:
+    if ids[0] == ids[1]:
         return (
             f"Both jobs have --rdzv-id {ids[0]}: a node that comes to the wrong port is let in. "
             "The id must come from `job`."
         )
     for plan, name in zip(plans, ids, strict=True):
-        if plan["job"] not in str(name) and not both[0][0].static:
-            return f"The job {plan['job']} has --rdzv-id {name}: its name is the id's to say."
+        if plan["job"] not in str(name):
+            return f"The job {plan['job']} has --rdzv-id {name}: the id must contain its name."
     return None
 
 

@@ -272,7 +272,13 @@ def _ring_cases(rng: torch.Generator) -> list[Case]:
     network = Network(latency=LATENCY, bandwidth=1e9)
     return [
         varied,
-        case(", parts of 2, 4, 3 and 5", "", calls((2, 4, 3, 5), False), calls((5, 1, 1, 4), True)),
+        case(
+            ", parts of 2, 4, 3 and 5",
+            "",
+            calls((2, 4, 3, 5), False),
+            calls((5, 1, 1, 4), True),
+            calls((2, 3, 4, 5), True),
+        ),
         case(", parts of 4 and 3", "", calls((4, 3), True), calls((3, 4), True)),
         case("", "", calls((5,), True), calls((4,), False)),
         case(
@@ -619,6 +625,7 @@ def _ulysses_cases(rng: torch.Generator) -> list[Case]:
             "",
             calls((3, 3, 3, 3), (4, 4), 5),
             calls((1, 5, 2, 3), (8, 8), causal=False),
+            calls((1, 2, 5, 3), (8, 8), causal=False),
         ),
         case(", 2 heads", "", calls((3, 4), (2, 2))),
         case(", 3 heads", "", calls((5,), (3, 3)), calls((4,), (6, 2), causal=False)),

@@ -376,7 +376,7 @@ def _other_order(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 def _dispatch_grads(seen: Observed, index: int) -> str | None:
     case, world = seen.case, seen.case.world
     right = _whole(case, index)
-    names = {"tokens": "tokens", "weights": "weights", "matrices": "experts"}
+    names = {"matrices": "experts", "weights": "weights", "tokens": "tokens"}
     for rank, got in enumerate(seen.data):
         for name, shown in names.items():
             wanted, had = right[name][rank], got["results"][index][name]
@@ -454,7 +454,7 @@ DISPATCH = Task(
         Criterion(
             "gradients of tokens, weights and experts", 2, _each_call(_dispatch_grads), on=("",)
         ),
-        Criterion("counts first, then exactly the rows", 2, _dispatch_traffic, on=("", "other")),
+        Criterion("counts first, then exactly the rows", 2, _dispatch_traffic, on=("",)),
         Criterion("ranks and experts without tokens", 2, _dispatch_both, on=("edge",)),
         Criterion("another dtype", 1, _dispatch_both, on=("other",)),
         Criterion("the arguments stay as they are", 1, unchanged),
@@ -511,7 +511,8 @@ def _gradient_cases(rng: torch.Generator) -> list[Case]:
         return Case(f"{world_name(world)}{says}", inputs, kind)
 
     return [
-        case(", groups of 2", "", calls(4, 2), calls(4, 2), calls(4, 4), calls(4, 1)),
+        case(", groups of 2 and of 3", "", calls(6, 2), calls(6, 2), calls(6, 3)),
+        case(", groups of 2, 4 and 1", "", calls(4, 2), calls(4, 4), calls(4, 1)),
         case(", one group", "", calls(3, 3), calls(3, 1)),
         case(", groups of 2 and of 1", "", calls(2, 2), calls(2, 1)),
         case("", "", calls(1, 1)),
@@ -622,6 +623,10 @@ def _gradient_values(seen: Observed, index: int) -> str | None:
                 "is the mean over its replicas alone: dense parameters are on every rank.": (
                     torch.stack([c["dense"][i] for c in calls[rank % group :: group]]).mean(0)
                 ),
+                "has the shares of its replicas alone: dense parameters are on every rank.": (
+                    torch.stack([c["dense"][i] for c in calls[rank % group :: group]]).sum(0)
+                    / world
+                ),
             }
             what = f"Rank {rank}'s gradient of dense parameter {i}"
             given = {w: v * scale for w, v in mistakes.items()} if world > 1 else {}
@@ -697,10 +702,14 @@ GRADIENTS = Task(
     cases=_gradient_cases,
     criteria=(
         Criterion("the gradient of the mean over all ranks", 2, _each_call(_gradient_values), on=("",)),
-        Criterion("the norm of the whole model, once each", 2, _each_call(_gradient_norm)),
+        Criterion(
+            "the norm of the whole model, once each", 2, _each_call(_gradient_norm), on=("", "clip")
+        ),
         Criterion("all are clipped alike", 1, _gradient_all, on=("clip",)),
         Criterion("experts without a gradient, zeros", 2, _gradient_all, on=("edge",)),
-        Criterion("each gradient to its own group, one number more", 2, _gradient_traffic),
+        Criterion(
+            "each gradient to its own group, one number more", 2, _gradient_traffic, on=("", "clip")
+        ),
     ),
     hints=(
         "How many ranks' losses does an expert's gradient hold already? Over which ranks is the "
@@ -945,6 +954,8 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
                         drawn(16, 4, 6, 1.5, "largest first"),
                         drawn(10, 5, 3, 1.5, "largest first", "copies for all"),
                         drawn(9, 3, 4, 1.3, "largest first"),
+                        drawn(8, 4, 3, 1.5, "copies of the largest"),
+                        drawn(7, 4, 2, 1.2, "a slot less"),
                         plenty,
                         base,
                     ]
@@ -986,14 +997,17 @@ def _place_cases(rng: torch.Generator) -> list[Case]:
 Placed = list[list[int]]
 
 
-def _copied(asked: Call) -> list[int]:
-    """How many copies of each expert, if the one with the most tokens a copy gets each slot."""
+def _copied(asked: Call, fairly: bool = True, less: int = 0) -> list[int]:
+    """How many copies of each expert, if the one with the most tokens a copy gets each slot.
+
+    Not fairly: the one with the most tokens, whatever copies it has. less: slots left empty.
+    """
     counts, ranks = asked["counts"], asked["ranks"]
     copies = [1] * len(counts)
-    for _ in range(ranks * asked["slots"] - len(counts)):
+    for _ in range(ranks * asked["slots"] - len(counts) - less):
         more = [e for e in range(len(counts)) if copies[e] < ranks]
         if more:
-            copies[max(more, key=lambda e: counts[e] / copies[e])] += 1
+            copies[max(more, key=lambda e: counts[e] / (copies[e] if fairly else 1))] += 1
     return copies
 
 
@@ -1038,6 +1052,8 @@ SIMPLE: dict[str, Callable[[Call], Placed]] = {
     "strides": _strides,
     "largest first": lambda asked: _filled_by(asked, [1] * len(asked["counts"])),
     "copies for all": _copies_for_all,
+    "a slot less": lambda asked: _filled_by(asked, _copied(asked, less=1)),
+    "copies of the largest": lambda asked: _filled_by(asked, _copied(asked, fairly=False)),
 }
 
 

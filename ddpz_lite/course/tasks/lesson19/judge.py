@@ -14,7 +14,6 @@ from ddpz_lite.course.check.vocabulary import (
     all_in_spans,
     explain,
     explain_number,
-    same_on_all_ranks,
     unchanged,
     world_name,
 )
@@ -64,9 +63,7 @@ def _route_cases(rng: torch.Generator) -> list[Case]:
         return drawn_again(first, rng, "logits") | {"k": 3, "capacity": 2, "by": "weight"}
 
     plain = case("no choice dropped", "", call(7, 5, 2, 20))
-    lengthened(
-        plain.inputs, "calls", lambda _, first: drawn_again(first, rng, "logits") | {"k": 1}
-    )
+    lengthened(plain.inputs, "calls", lambda _, first: drawn_again(first, rng, "logits") | {"k": 1})
     arrival = case("in order of arrival", "arrival", call(9, 4, 2, 3), call(8, 3, 1, 2))
     weight = case("by weight", "weight", call(9, 4, 2, 3, "weight"), call(8, 3, 1, 2, "weight"))
     lengthened(arrival.inputs, "calls", again)
@@ -202,7 +199,7 @@ ROUTE = Task(
     ),
     hints=(
         "In which order do the choices arrive, as one list? Which view of (tokens, k) is that?",
-        "sort(descending=True, stable=True) keeps the order of equal values, topk promises nothing. "
+        "sort(descending=True, stable=True) keeps equal values in order, topk promises nothing. "
         "Probabilities may be equal where logits are not: sort the logits.",
         "experts.flatten() is the order of arrival; by weight, the queue is the stable argsort of "
         "the flat weights. Walk the queue with a count of free places for each expert.",
@@ -323,7 +320,11 @@ def _dispatch_out(seen: Observed, index: int) -> str | None:
     every = torch.cat([call["matrices"] for call in calls]).double()
     for rank, got in enumerate(seen.data):
         call, result = calls[rank], got["results"][index]["out"]
-        tokens, experts, weights = call["tokens"].double(), call["experts"], call["weights"].double()
+        tokens, experts, weights = (
+            call["tokens"].double(),
+            call["experts"],
+            call["weights"].double(),
+        )
         each = len(call["matrices"])
         here = torch.where(experts // each == rank, weights, torch.zeros((), dtype=torch.float64))
         ones = torch.ones_like(weights)
@@ -335,9 +336,7 @@ def _dispatch_out(seen: Observed, index: int) -> str | None:
             "lacks what experts on other ranks make of the tokens.": _mixed(
                 tokens, experts, here, every
             ),
-            "has the first choice alone.": _mixed(
-                tokens, experts[:, :1], weights[:, :1], every
-            ),
+            "has the first choice alone.": _mixed(tokens, experts[:, :1], weights[:, :1], every),
             "is that of the wrong experts: every rank used its own in place of those chosen.": (
                 _mixed(
                     tokens,
@@ -348,7 +347,9 @@ def _dispatch_out(seen: Observed, index: int) -> str | None:
             ),
             "weighs the tokens before the experts see them.": torch.stack(
                 [
-                    _mixed(tokens * weights[:, i : i + 1], experts[:, i : i + 1], ones[:, :1], every)
+                    _mixed(
+                        tokens * weights[:, i : i + 1], experts[:, i : i + 1], ones[:, :1], every
+                    )
                     for i in range(experts.shape[1])
                 ]
             ).sum(0),
@@ -424,9 +425,7 @@ def _dispatch_messages(seen: Observed, index: int) -> str | None:
             if other := [c.op for c in made if c.op != "all_to_all"]:
                 return f"Rank {rank} called {other[0]} in {place}: all-to-alls are enough."
             if len(made) > rounds:
-                return (
-                    f"Rank {rank} made {len(made)} all-to-alls in {place}; {rounds} are enough."
-                )
+                return f"Rank {rank} made {len(made)} all-to-alls in {place}; {rounds} are enough."
             if (sent := sum(c.bytes_sent for c in made)) > most:
                 return (
                     f"Rank {rank} sent {sent:,} bytes in {place}. The rows for other ranks, those "
@@ -436,7 +435,7 @@ def _dispatch_messages(seen: Observed, index: int) -> str | None:
         used = [expert for expert, _ in got["results"][index]["log"]]
         if len(used) > len(set(used)):
             return (
-                f"Rank {rank} called compute {len(used)} times for {world_name(len(set(used)))[:-5]}"
+                f"Rank {rank} called compute {len(used)} times for {len(set(used))} of its "
                 "experts: collect the rows of an expert, and call it once."
             )
     return None
@@ -450,7 +449,9 @@ DISPATCH = Task(
     minutes=30,
     cases=_dispatch_cases,
     criteria=(
-        Criterion("each token's experts, weighted and added", 2, _each_call(_dispatch_out), on=("",)),
+        Criterion(
+            "each token's experts, weighted and added", 2, _each_call(_dispatch_out), on=("",)
+        ),
         Criterion(
             "gradients of tokens, weights and experts", 2, _each_call(_dispatch_grads), on=("",)
         ),
@@ -462,8 +463,8 @@ DISPATCH = Task(
     hints=(
         "If the choices are sorted by expert, for which rank are the first ones? What must a rank "
         "know before it can make room for what comes?",
-        "Sort, count, exchange the counts, then rows with split sizes. What comes is sorted by rank "
-        "and, for each rank, by expert; undo both orders on the way back. In backward the sizes "
+        "Sort, count, exchange the counts, then rows with split sizes. What comes is sorted by rank"
+        " and, for each rank, by expert; undo both orders on the way back. In backward the sizes "
         "change roles. A rank that gets no row must still be in the graph.",
         "order = experts.flatten().argsort(stable=True) without the -1; counts = bincount; rows = "
         "Exchange.apply(tokens[order // k], send, receive); rows.split(counts that came); compute "
@@ -495,9 +496,7 @@ def _gradient_cases(rng: torch.Generator) -> list[Case]:
                 {
                     "dense": [times * torch.randn(*s, generator=rng) for s in dense],
                     "dense_shapes": [list(s) for s in dense],
-                    "experts": [
-                        None if (rank, i) in missing else g for i, g in enumerate(own)
-                    ],
+                    "experts": [None if (rank, i) in missing else g for i, g in enumerate(own)],
                     "shapes": [list(s) for s in shapes],
                     "group": group,
                     "max_norm": max_norm,
@@ -542,7 +541,9 @@ def _reduced(case: Case, index: int, rank: int) -> tuple[list[torch.Tensor], lis
     """(dense, experts) of a rank before clipping."""
     calls = [given["calls"][index] for given in case.inputs]
     world, group = case.world, calls[0]["group"]
-    dense = [torch.stack(gs).sum(0) / world for gs in zip(*(c["dense"] for c in calls), strict=True)]
+    dense = [
+        torch.stack(gs).sum(0) / world for gs in zip(*(c["dense"] for c in calls), strict=True)
+    ]
     own = [_filled(c) for c in calls[rank % group :: group]]
     return dense, [torch.stack(gs).sum(0) / world for gs in zip(*own, strict=True)]
 
@@ -701,7 +702,9 @@ GRADIENTS = Task(
     minutes=20,
     cases=_gradient_cases,
     criteria=(
-        Criterion("the gradient of the mean over all ranks", 2, _each_call(_gradient_values), on=("",)),
+        Criterion(
+            "the gradient of the mean over all ranks", 2, _each_call(_gradient_values), on=("",)
+        ),
         Criterion(
             "the norm of the whole model, once each", 2, _each_call(_gradient_norm), on=("", "clip")
         ),
@@ -902,7 +905,9 @@ BALANCE = Task(
     cases=_balance_cases,
     criteria=(
         Criterion("the loss of all tokens together", 2, _each_call(_balance_call), on=("",)),
-        Criterion("its gradient for this rank's logits", 2, _each_call(_balance_gradient), on=("",)),
+        Criterion(
+            "its gradient for this rank's logits", 2, _each_call(_balance_gradient), on=("",)
+        ),
         Criterion("ranks without tokens, one or all experts", 1, _balance_both, on=("edge",)),
         Criterion("bfloat16 and many tokens", 1, _balance_both, on=("other",)),
         Criterion("one all-reduce of 2E numbers", 1, _balance_traffic),
@@ -1144,8 +1149,8 @@ PLACE = Task(
         "First decide how many slots each expert gets: the next free slot goes to the expert with "
         "the most tokens per slot. Then place the largest parts first, each on the rank with the "
         "least to do.",
-        "copies = [1] * E; while slots are left: copies[argmax(counts / copies)] += 1, up to ranks. "
-        "For experts with many copies first, then by counts / copies: the rank that has a free "
+        "copies = [1] * E; while slots are left: copies[argmax(counts / copies)] += 1, up to ranks."
+        " For experts with many copies first, then by counts / copies: the rank that has a free "
         "slot, does not have this expert, and has the smallest load.",
     ),
     debrief="DeepSeek-V3 serves with redundant experts, chosen again every few minutes from "

@@ -1112,6 +1112,7 @@ PROMISES = {
     },
 }
 LAST = "logits have two dimensions"
+FREE = "the order of an expert's rows is its own, and undone on the way back"
 WITHIN = "it only orders experts with as many copies, and each order meets the bound"
 EQUIVALENT = {
     "19.route": {
@@ -1122,7 +1123,25 @@ EQUIVALENT = {
         "`-1` -> `1` (#6)": LAST,
         "`weights = logits.float().softmax(-1).gather(-1, order).fl...` -> twice": "the same again",
     },
+    "19.dispatch_combine": {
+        "`rows.contiguous()` -> `rows`": "what an index or cat makes is contiguous",
+        "`gradient.contiguous()` -> `gradient`": "here it comes from an index or from cat",
+        "`chosen.argsort(stable=True)` -> `chosen.argsort()`": FREE,
+        "`True` -> `False`": FREE,
+    },
+    "19.expert_gradients": {
+        "`world = dist.get_world_size()` -> the first one, kept": "a process has one world",
+        "`torch.zeros_like(p)` -> `torch.zeros_like(p, dtype=torch.float32)`": "p is float32",
+        "`norm > max_norm` -> `norm >= max_norm`": "then it is multiplied by 1",
+    },
+    "19.balance": {
+        "`-1` -> `1`": LAST,
+        "`own.detach()` -> `own`": "what is returned has its gradient from the share alone",
+        "`counts.to(own.dtype)` -> `counts`": "cat gives both the wider dtype",
+        "`own.dtype` -> `torch.float32`": "own is float32",
+    },
     "19.place": {
+        "`len(counts)` -> `len(counts) + 1`": "copies of an expert that nothing asks for",
         "`0.0` -> `1.0`": "all ranks begin alike",
         "`-counts[e] / copies[e]` -> `-counts[e]`": WITHIN,
         "`copies[e]` -> `copies[0]` (#4)": WITHIN,

@@ -4,17 +4,17 @@ from answers import Wrong
 from answers.altered import altered, wrapped
 
 ONCE = ("each sample once, on one rank",)
-AS_MANY = ("as many batches on each rank, and few",)
+AS_MANY = ("equally many batches on each rank, and few",)
 WITHIN = ("no batch above the budget",)
-WORK = ("in a step about as many tokens on each rank",)
+WORK = ("about equal tokens on each rank in a step",)
 MIXED = ("other batches in another epoch",)
 NO_TRACE = ("nothing sent, nothing changed",)
 
 BUCKETS = """
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator().manual_seed({seed})
-    order = torch.randperm(len(lengths), generator=dice).tolist()
+    generator = torch.Generator().manual_seed({seed})
+    order = torch.randperm(len(lengths), generator=generator).tolist()
     steps, fits = {steps}, False
     while not fits:
         groups, before = [[] for _ in range(steps)], 0
@@ -48,27 +48,27 @@ def buckets(**wrong):
     return BUCKETS.format(**(SOLVED_BUCKETS | wrong))
 
 
-# Where a deal is wrong in another way, one step more than the fewest makes room.
+# Where an assignment is wrong in another way, one step more than the fewest makes room.
 SORTED = """
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator().manual_seed(seed + epoch)
+    generator = torch.Generator().manual_seed(seed + epoch)
     steps = -(-sum(lengths) // (budget * world)) + 1
     batches, tokens = [[] for _ in range(steps * world)], [0] * (steps * world)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fewest = tokens.index(min(tokens))
         batches[fewest].append(i)
         tokens[fewest] += lengths[i]
-    batches = [batches[b] for b in torch.randperm(len(batches), generator=dice).tolist()]
+    batches = [batches[b] for b in torch.randperm(len(batches), generator=generator).tolist()]
     return batches[rank::world]
 """
 
 STRIDE = """
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator().manual_seed(seed + epoch)
+    generator = torch.Generator().manual_seed(seed + epoch)
     steps = -(-sum(lengths) // (budget * world)) + 1
-    order = torch.randperm(len(lengths), generator=dice).tolist()
+    order = torch.randperm(len(lengths), generator=generator).tolist()
     mine = order[rank::world]
     return [mine[step::steps] for step in range(steps)]
 """
@@ -76,9 +76,9 @@ def token_buckets(lengths, budget, epoch, seed):
 OVER_THE_EPOCH = """
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator().manual_seed(seed + epoch)
+    generator = torch.Generator().manual_seed(seed + epoch)
     steps = -(-sum(lengths) // (budget * world)) + 1
-    order = torch.randperm(len(lengths), generator=dice).tolist()
+    order = torch.randperm(len(lengths), generator=generator).tolist()
     parts, tokens = [[] for _ in range(world)], [0] * world
     for i in sorted(order, key=lambda i: -lengths[i]):
         fewest = tokens.index(min(tokens))
@@ -92,8 +92,8 @@ def token_buckets(lengths, budget, epoch, seed):
 SNAKE = """
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator().manual_seed(1000003 * seed + epoch)
-    order = torch.randperm(len(lengths), generator=dice).tolist()
+    generator = torch.Generator().manual_seed(1000003 * seed + epoch)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
     there_and_back = [*range(world), *reversed(range(world))]
 
     def batches(steps):
@@ -112,9 +112,9 @@ def token_buckets(lengths, budget, epoch, seed):
             ]
 
     for steps in range(1, len(lengths)):
-        dealt = list(batches(steps))
-        if all(sum(lengths[i] for i in batch) <= budget for step in dealt for batch in step):
-            return [step[rank] for step in dealt]
+        assigned = list(batches(steps))
+        if all(sum(lengths[i] for i in batch) <= budget for step in assigned for batch in step):
+            return [step[rank] for step in assigned]
 """
 
 # ---- 04.work_queue ----
@@ -171,8 +171,8 @@ ENOUGH = "if 2 * wishes > dist.get_world_size():"
 
 WRONG = {
     "04.token_buckets": [
-        Wrong("counts, not tokens", STRIDE, "it is tokens that take time", WORK),
-        Wrong("sorted for ever", SORTED, "have the same batches, in another order", MIXED),
+        Wrong("counts, not tokens", STRIDE, "tokens take the time", WORK),
+        Wrong("sorted once", SORTED, "have the same batches, in another order", MIXED),
         Wrong(
             "one rank has one step more",
             buckets(
@@ -180,26 +180,39 @@ WRONG = {
                 "        mine = [*mine[:-1], mine[-1][:1], mine[-1][1:]]\n"
                 "    return mine"
             ),
-            "Whoever has one more waits",
+            "A rank with one more waits",
             AS_MANY,
         ),
         Wrong(
             "the tail is dropped",
             buckets().replace("for i in order:", "for i in order[: len(order) // world * world]:"),
-            "the tail neither",
+            "not even the last ones",
         ),
         Wrong("steps for the mean, and no look at the fullest", buckets(fits="True"),
-              "look at it, and take one step more", WITHIN),
+              "Look at the fullest, and take one more step", WITHIN),
         Wrong("the budget of all ranks together", buckets(steps="-(-sum(lengths) // budget)"),
-              "The budget is that of one rank", AS_MANY),
+              "The budget is for one rank", AS_MANY),
         Wrong("two steps more, to be safe",
               buckets(steps="-(-sum(lengths) // (budget * world)) + 2"),
               "and one more is allowed.", AS_MANY),
+        Wrong("each rank fills its own stride to the brim", """
+def token_buckets(lengths, budget, epoch, seed):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    batches, tokens = [[]], 0
+    for i in order[dist.get_rank() :: dist.get_world_size()]:
+        if tokens + lengths[i] > budget:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(i)
+        tokens += lengths[i]
+    return batches
+""", "batches. A rank with one more waits", (*AS_MANY, *WORK)),
         Wrong("rank after rank, each to the brim", """
 def token_buckets(lengths, budget, epoch, seed):
-    dice = torch.Generator().manual_seed(seed + epoch)
+    generator = torch.Generator().manual_seed(seed + epoch)
     batches, tokens = [[]], 0
-    for i in torch.randperm(len(lengths), generator=dice).tolist():
+    for i in torch.randperm(len(lengths), generator=generator).tolist():
         if tokens + lengths[i] > budget:
             batches.append([])
             tokens = 0
@@ -207,25 +220,25 @@ def token_buckets(lengths, budget, epoch, seed):
         tokens += lengths[i]
     batches += [[] for _ in range(-len(batches) % dist.get_world_size())]
     return batches[dist.get_rank() :: dist.get_world_size()]
-""", "has nothing in step", AS_MANY),
-        Wrong("a seed of its own for each rank", buckets(seed="seed + epoch + rank"),
+""", "has an empty batch in step", AS_MANY),
+        Wrong("another seed on each rank", buckets(seed="seed + epoch + rank"),
               "never from the rank"),
-        Wrong("the epoch is forgotten", buckets(seed="seed"), "have the very same batches", MIXED),
+        Wrong("no epoch in the seed", buckets(seed="seed"), "exactly the same batches", MIXED),
         Wrong(
             "every rank takes all",
             buckets().replace("mine.append(parts[rank])", "mine.append(group)"),
             "every rank got all samples",
         ),
-        Wrong("equal over the epoch", OVER_THE_EPOCH, "step by step they do not", WORK),
+        Wrong("equal over the epoch", OVER_THE_EPOCH, "but not in each step", WORK),
         Wrong(
             "shuffled with the global generator",
             buckets().replace(
-                "    dice = torch.Generator().manual_seed(seed + epoch)\n"
-                "    order = torch.randperm(len(lengths), generator=dice).tolist()\n",
+                "    generator = torch.Generator().manual_seed(seed + epoch)\n"
+                "    order = torch.randperm(len(lengths), generator=generator).tolist()\n",
                 "    torch.manual_seed(seed + epoch)\n"
                 "    order = torch.randperm(len(lengths)).tolist()\n",
             ),
-            "Make a generator of your own",
+            "Make a separate generator",
             NO_TRACE,
         ),
         Wrong(
@@ -264,7 +277,7 @@ def work_queue(store, tokens, gradient, zeros):
             "add() does both at once",
         ),
         Wrong(
-            "rank 0 deals",
+            "rank 0 assigns",
             """
 def work_queue(store, tokens, gradient, zeros):
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -287,7 +300,7 @@ def work_queue(store, tokens, gradient, zeros):
     dist.all_reduce(zeros)
     return zeros / sum(tokens)
 """,
-            "Nobody has to deal",
+            "No rank has to assign texts",
             ONE_SUM,
         ),
         Wrong(
@@ -295,11 +308,11 @@ def work_queue(store, tokens, gradient, zeros):
             queue(
                 take="while (i := store.add(f'next {rank}', world) - world + rank) < len(tokens)"
             ),
-            "they were dealt beforehand",
+            "they were assigned in advance",
             NO_WAIT,
         ),
         Wrong(
-            "with few texts, who has none leaves",
+            "with few texts, a rank without any leaves",
             queue(
                 end="if not done and len(tokens) < dist.get_world_size():\n"
                 "        return total\n    " + SOLVED_QUEUE["end"]
@@ -339,16 +352,16 @@ def work_queue(store, tokens, gradient, zeros):
         zeros += part
     return zeros / sum(tokens)
 """,
-            "they were dealt beforehand",
+            "they were assigned in advance",
             NO_WAIT,
         ),
         Wrong("the first number is lost", queue(
-            take="while (i := store.add('next', 1)) < len(tokens)"), "Nobody worked on text 0"),
+            take="while (i := store.add('next', 1)) < len(tokens)"), "No rank worked on text 0"),
     ],
     "04.stop_together": [
-        Wrong("a break of its own", stop("if wants_to_stop():"), "in all_reduce #2", MAJORITY),
+        Wrong("one rank breaks", stop("if wants_to_stop():"), "in all_reduce #2", MAJORITY),
         Wrong(
-            "the others' wishes, and one's own",
+            "the wishes of all, and also its own",
             stop("wish = wants_to_stop()", "wishes = torch.tensor(int(wish))",
                  "dist.all_reduce(wishes)", ENOUGH.replace("if", "if wish and")),
             "in all_reduce #8",
@@ -358,21 +371,21 @@ def work_queue(store, tokens, gradient, zeros):
             "any rank's wish",
             stop("wish = torch.tensor(float(wants_to_stop()))",
                  "dist.all_reduce(wish, op=dist.ReduceOp.MAX)", "if wish:"),
-            "One wish alone ended it",
+            "One wish alone ended the run",
             MAJORITY,
         ),
         Wrong(
             "all ranks' wish",
             stop("wish = torch.tensor(float(wants_to_stop()))",
                  "dist.all_reduce(wish, op=dist.ReduceOp.MIN)", "if wish:"),
-            "It waited until all wished it",
+            "The run continued until all wished to stop",
             MAJORITY,
         ),
         Wrong("half is enough", stop(*ADDED_UP, ENOUGH.replace(">", ">=")),
-              "Half of the ranks ended it", ODD_WISHES),
-        Wrong("a world of 3", stop(*ADDED_UP, "if wishes >= 2:"), "It took two wishes", ODD_WISHES),
+              "Half of the ranks ended the run", ODD_WISHES),
+        Wrong("a world of 3", stop(*ADDED_UP, "if wishes >= 2:"), "Two wishes ended", ODD_WISHES),
         Wrong(
-            "who has wished once wishes for ever",
+            "a wish counts in all later steps",
             stop("wished = (taken > 1 and wished) or wants_to_stop()",
                  "wishes = torch.tensor(int(wished))", "dist.all_reduce(wishes)", ENOUGH),
             "Wishes of earlier steps were counted",
@@ -382,14 +395,14 @@ def work_queue(store, tokens, gradient, zeros):
             "rank 0 decides",
             stop("wish = torch.tensor(float(wants_to_stop()))", "dist.broadcast(wish, src=0)",
                  "if wish:"),
-            "It went by rank 0's wish",
+            "Only rank 0's wish counted",
             MAJORITY,
         ),
         Wrong(
             "a step late",
             stop("ending = taken > 1 and ended", *ADDED_UP, "ended = " + ENOUGH[3:-1],
                  "if ending:"),
-            "A wish is obeyed before the next step",
+            "Stop before the next step begins",
             MAJORITY,
         ),
         Wrong(
@@ -403,14 +416,14 @@ def work_queue(store, tokens, gradient, zeros):
             stop("wishes = [None] * dist.get_world_size()",
                  "dist.all_gather_object(wishes, wants_to_stop())",
                  "if 2 * sum(wishes) > len(wishes):"),
-            "one each will do",
+            "One a step is enough",
             ONE_NUMBER,
         ),
         Wrong(
             "the whole model's worth",
             stop("wishes = torch.full((8,), float(wants_to_stop()))", "dist.all_reduce(wishes)",
                  ENOUGH.replace("wishes", "wishes[0]")),
-            "one number from each rank",
+            "one number per rank",
             ONE_NUMBER,
         ),
     ],
@@ -429,9 +442,9 @@ import heapq
 
 def token_buckets(lengths, budget, epoch, seed):
     rank, world = dist.get_rank(), dist.get_world_size()
-    dice = torch.Generator()
-    dice.manual_seed(seed * 4096 + epoch)
-    order = torch.randperm(len(lengths), generator=dice)
+    generator = torch.Generator()
+    generator.manual_seed(seed * 4096 + epoch)
+    order = torch.randperm(len(lengths), generator=generator)
     sums = torch.tensor(lengths)[order].cumsum(0) - torch.tensor(lengths)[order]
     steps = (sum(lengths) - 1) // (budget * world)
     while True:
@@ -536,10 +549,11 @@ def stop_together(step, wants_to_stop, most):
 
 PROMISES = {
     "04.token_buckets": {
-        "so that no batch has more tokens than that, and nobody waits": (*WITHIN, ""),
+        "no batch may have more than `budget` tokens": (*WITHIN, ""),
         "each sample comes exactly once": (*ONCE, ""),
         "All ranks get the same number of batches, none of them empty": (*AS_MANY, ""),
-        "as all tokens would fill on all ranks, rounded up, or one more": (*AS_MANY, "equal"),
+        "the fewest that could hold all tokens": (*AS_MANY, "equal"),
+        "divided by what all ranks hold in a step, rounded up": (*AS_MANY, "equal"),
         "1.05 times the tokens that the ranks have on average": (*WORK, ""),
         "nothing is sent": (*NO_TRACE, ""),
         "The same epoch and seed give the same batches again": (*MIXED, ""),
@@ -551,29 +565,29 @@ PROMISES = {
         "No sample is longer": None,  # of what is handed in
     },
     "04.work_queue": {
-        "no text is dealt beforehand: all ranks share a counter": (*NO_WAIT, ""),
+        "no text is assigned in advance: all ranks share a counter": (*NO_WAIT, ""),
         "Each text is worked on exactly once, by one rank": (*DONE_ONCE, ""),
-        "A rank takes the next text only when it is done with the one before": (*NO_WAIT, ""),
+        "A rank takes the next text only when it has finished the previous one": (*NO_WAIT, ""),
         "no text waits for a rank that is busy": (*NO_WAIT, ""),
         "There may be fewer texts than ranks": (*FEW, "few"),
         "every rank returns the gradient of the mean loss over all tokens of all texts": (
             *MEAN,
             "",
         ),
-        "of no more elements than the gradient and one": (*ONE_SUM, ""),
-        "beside it and the store nothing is sent": (*ONE_SUM, ""),
+        "at most one element more than the gradient has": (*ONE_SUM, ""),
+        "Besides this and the store, nothing is sent": (*ONE_SUM, ""),
         "The gradient (P,) of the mean loss over all tokens of all texts": (*MEAN, ""),
         "shared by all ranks, and new in each call": None,  # of what is handed in
         "of text i, a list of ints, the same on all ranks": None,
         "(P,) of the same dtype": None,
     },
     "04.stop_together": {
-        "One rank's bad evaluation shall not end the run of all": (*MAJORITY, "majority"),
+        "One rank's bad evaluation must not end the run of all ranks": (*MAJORITY, "majority"),
         "more than half of the ranks wish to stop after the same step": (*ODD_WISHES, "odd"),
-        "Then all stop, after that step": (*MAJORITY, "majority"),
-        "or after the last that is allowed": (*ODD_WISHES, "odd"),
+        "Then all stop after this step": (*MAJORITY, "majority"),
+        "all stop after the last step that is allowed": (*ODD_WISHES, "odd"),
         "After each step ask the rank once": (*ASKED, "majority"),
-        "at most one collective a step, to which each rank gives one number": (*ONE_NUMBER, "odd"),
+        "to which each rank gives one number": (*ONE_NUMBER, "odd"),
         "on every rank the same number": (*MAJORITY, "majority"),
         "all ranks must take as many": None,  # of what is handed in
         "a wish holds for the step after which it was asked": (*ODD_WISHES, "odd"),
@@ -583,12 +597,12 @@ PROMISES = {
 
 # ---- mutants of the solution that are right, and why ----
 
-ROTATED = "the same deal with steps or ranks in another order: nothing asks for an order of these"
+ROTATED = "the same assignment with steps or ranks in another order, and no order is asked for"
 OFFSET = "all sums begin at another number, and only their differences count"
 
 EQUIVALENT = {
     "04.token_buckets": {
-        "`seed + epoch` -> `seed - epoch`": "another seed for each epoch all the same",
+        "`seed + epoch` -> `seed - epoch`": "another seed for each epoch anyway",
         "`0` -> `1`": "the first sample is cut off one token later",
         "`0` -> `-1`": "the first sample goes to the last step, which has room for it",
         "`groups[before * steps // sum(lengths)]` -> "
@@ -610,29 +624,30 @@ EQUIVALENT = {
 
 WRONG["04.token_buckets"] += [
     Wrong(
-        "dealt once for each number of samples, epoch and seed",
+        "assigned once for each number of samples, epoch and seed",
         wrapped(
             "04.token_buckets",
             "token_buckets",
-            "DEALT = {}\n\n\ndef token_buckets(lengths, budget, epoch, seed):\n"
-            "    key = len(lengths), epoch, seed\n    if key not in DEALT:\n"
-            "        DEALT[key] = solution(lengths, budget, epoch, seed)\n    return DEALT[key]\n",
+            "ASSIGNED = {}\n\n\ndef token_buckets(lengths, budget, epoch, seed):\n"
+            "    key = len(lengths), epoch, seed\n    if key not in ASSIGNED:\n"
+            "        ASSIGNED[key] = solution(lengths, budget, epoch, seed)\n"
+            "    return ASSIGNED[key]\n",
         ),
         says="All tokens would fill",
-        loses=("as many batches on each rank, and few", "no batch above the budget"),
+        loses=("equally many batches on each rank, and few", "no batch above the budget"),
     ),
     Wrong(
         "every world-th batch of one list, of unequal numbers",
         altered(
             "04.token_buckets",
-            ("return [parts[rank] for parts in dealt]",
-             "flat = [part for parts in dealt for part in parts]\n"
+            ("return [parts[rank] for parts in assigned]",
+             "flat = [part for parts in assigned for part in parts]\n"
              "    return flat[rank::world] if rank else [p for p in flat[::world] for p in "
              "([p[:1], "
              "p[1:]] if len(p) > 1 else [p])]"),
         ),
-        says="when all ranks have as many batches",
-        loses=("in a step about as many tokens on each rank",),
+        says="only if all ranks have the same number of batches",
+        loses=("about equal tokens on each rank in a step",),
     ),
 ]  # fmt: skip
 WRONG["04.work_queue"] += [
@@ -645,7 +660,7 @@ WRONG["04.work_queue"] += [
         "        total += tokens[text] * gradient(text)\n"
         "        text, reserve = take() if reserve is None else reserve, take()\n"
         "    dist.all_reduce(total)\n    return total / sum(tokens)\n",
-        says="were dealt beforehand",
+        says="were assigned in advance",
         loses=("no text waits for a rank that is busy",),
     )
 ]
@@ -658,13 +673,13 @@ WRONG["04.stop_together"] += [
             "MOST = []\n\n\ndef stop_together(step, wants_to_stop, most):\n"
             "    MOST.append(most)\n    return solution(step, wants_to_stop, MOST[0])\n",
         ),
-        says="Expected are 7, the most allowed",
+        says="Right is 7, the largest number allowed",
         loses=("ties, wishes of other steps, and none",),
     )
 ]
 ASSUMED = {
     "04.work_queue": {
-        "frozen store": "every call's store is a line to the same clerk, who begins anew",
+        "frozen store": "every call's store reaches the same clerk, who begins again",
         "frozen zeros": "zeros are zeros",
     }
 }
@@ -686,7 +701,7 @@ WRONG["04.token_buckets"] += [
 ]
 WRONG["04.work_queue"] += [
     Wrong(
-        "the first texts are dealt by rank",
+        "the first texts are assigned by rank",
         altered(
             "04.work_queue",
             (
@@ -698,16 +713,16 @@ WRONG["04.work_queue"] += [
                 '\n        i = dist.get_world_size() + store.add("next", 1) - 1',
             ),
         ),
-        says="without having asked the store",
+        says="without asking the store",
         loses=NO_WAIT,
     ),
 ]
 # -- 04.attention_buckets --------------------------------------------------------------------------
 
-FEW_STEPS = ("as many batches on each rank, and few",)
+FEW_STEPS = ("equally many batches on each rank, and few",)
 TOKENS = ("room for the tokens of each batch",)
 PAIRS = ("no batch above the budget of pairs",)
-EQUAL_PAIRS = ("in a step about as many pairs on each rank",)
+EQUAL_PAIRS = ("about equal pairs on each rank in a step",)
 SILENT = ("nothing sent, nothing changed",)
 FITS = "sum(lengths[i] for i in batch) <= room and sum(pairs[i] for i in batch) <= most"
 
@@ -718,7 +733,7 @@ def attention(*changes):
 
 WRONG["04.attention_buckets"] = [
     Wrong(
-        "dealt by tokens",
+        "balanced by tokens",
         attention(("-pairs[i]", "-lengths[i]"), ("work[least] += pairs[i]",
                                                  "work[least] += lengths[i]")),
         says="a token of a long sample takes longer",
@@ -747,15 +762,15 @@ WRONG["04.attention_buckets"] = [
     ),
     Wrong(
         "the steps that the mean rank needs",
-        attention(("while not all(fits(batch) for parts in dealt for batch in parts):",
+        attention(("while not all(fits(batch) for parts in assigned for batch in parts):",
                    "while False:")),
-        says="does not fit on the fullest",
+        says="but the fullest does not",
         loses=TOKENS,
     ),
     Wrong(
         "every rank looks at its own batches",
-        attention(("for parts in dealt for batch in parts)",
-                   "for batch in [parts[rank] for parts in dealt])")),
+        attention(("for parts in assigned for batch in parts)",
+                   "for batch in [parts[rank] for parts in assigned])")),
         says="so that all choose the same number",
         loses=ONCE,
     ),
@@ -770,54 +785,54 @@ WRONG["04.attention_buckets"] = [
         "as if it were padded",
         attention(("sum(pairs[i] for i in batch) <= most",
                    "len(batch) * max((pairs[i] for i in batch), default=0) <= most")),
-        says="Nothing is padded here",
+        says="There is no padding here",
         loses=FEW_STEPS,
     ),
     Wrong(
         "the budgets of all ranks",
         attention(("(room * world)", "room"), ("(most * world)", "most")),
-        says="those of one rank, not of all",
+        says="for one rank, not for all together",
         loses=FEW_STEPS,
     ),
     Wrong(
         "as many samples for each rank",
         attention(("least = work.index(min(work))", "least = min(range(world), "
                    "key=lambda r: len(parts[r]))")),
-        says="All ranks have as many samples",
+        says="All ranks have the same number of samples",
         loses=EQUAL_PAIRS,
     ),
     Wrong(
         "sorted by length",
-        attention(("order = torch.randperm(len(lengths), generator=dice).tolist()",
+        attention(("order = torch.randperm(len(lengths), generator=generator).tolist()",
                    "order = sorted(range(len(lengths)), key=lengths.__getitem__)")),
-        says="the very same batches",
+        says="exactly the same batches",
         loses=MIXED,
     ),
     Wrong(
-        "an order of each rank's own",
+        "another order on each rank",
         attention(("manual_seed(seed + epoch)", "manual_seed(seed + epoch + rank)")),
-        says="did not deal from one and the same order",
+        says="did not start from the same order",
         loses=ONCE,
     ),
     Wrong(
         "the global generator",
-        attention(("dice = torch.Generator().manual_seed(seed + epoch)",
-                   "dice = torch.manual_seed(seed + epoch)")),
+        attention(("generator = torch.Generator().manual_seed(seed + epoch)",
+                   "generator = torch.manual_seed(seed + epoch)")),
         says="global generator of torch",
         loses=SILENT,
     ),
     Wrong(
         "the last step's remainder is left out",
-        attention(("return [parts[rank] for parts in dealt]",
-                   "return [parts[rank] for parts in dealt[:-1]]")),
-        says="None may be left out",
+        attention(("return [parts[rank] for parts in assigned]",
+                   "return [parts[rank] for parts in assigned[:-1]]")),
+        says="Leave none out",
         loses=ONCE,
     ),
     Wrong(
         "asks the others whether it fits",
-        attention(("    return [parts[rank] for parts in dealt]",
+        attention(("    return [parts[rank] for parts in assigned]",
                    "    dist.all_reduce(torch.tensor(steps), op=dist.ReduceOp.MAX)\n"
-                   "    return [parts[rank] for parts in dealt]")),
+                   "    return [parts[rank] for parts in assigned]")),
         says="nothing has to be sent",
         loses=SILENT,
     ),
@@ -857,16 +872,20 @@ PROMISES["04.attention_buckets"] = {
     "Over all ranks and steps each sample comes exactly once": (*ONCE, ""),
     "All ranks get the same number of batches, none of them empty": (*FEW_STEPS, ""),
     "In each step no rank takes more than 1.05 times": (*EQUAL_PAIRS, ""),
-    "Every rank works out its own batches, and nothing is sent": (*SILENT, ""),
+    "Every rank computes its own batches, and nothing is sent": (*SILENT, ""),
     "The same epoch and seed give the same batches again": (*MIXED, ""),
-    "Another epoch or seed mixes the samples anew": (*MIXED, ""),
+    "Another epoch or seed mixes the samples again": (*MIXED, ""),
     "The global random generators stay as they are": (*SILENT, ""),
     "all have one length": (*FEW_STEPS, "equal"),
     "the same on all ranks": (*ONCE, ""),
     "the most that a batch may have of each": (*TOKENS, ""),
     "Each sample fits both": (*PAIRS, "equal"),
     "a list of lists of indices": (*ONCE, ""),
-    "a rank has room for so many tokens": (*TOKENS, ""),
+    "the tokens and the pairs of a batch": (*TOKENS, ""),
+    "the fewest that the scarcer budget allows, rounded up, or at most three more": (
+        *FEW_STEPS,
+        "equal",
+    ),
 }
 FEWER = "the search begins with fewer steps, and takes more until all batches fit"
 RING = "the ranks, or the steps, change places"
@@ -893,5 +912,5 @@ EQUIVALENT["04.attention_buckets"] = {
     "`-sum(lengths)` -> `sum(lengths)`": FEWER,
     "`-total` -> `total`": FEWER,
     "`1` -> `2`": "three more steps are allowed, and one or two are enough",
-    "`for parts in dealt` -> [:-1] (#2)": "the last step is above a budget alone only by chance",
+    "`for parts in assigned` -> [:-1] (#2)": "the last step is above a budget alone only by chance",
 }

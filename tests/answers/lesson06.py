@@ -155,7 +155,7 @@ WRONG = {
         Wrong(
             "the largest, and not in absolute value",
             top_k(choose="total"),
-            says="Largest are those of the largest absolute value",
+            says="Choose by absolute value",
             loses=KEPT,
         ),
         Wrong(
@@ -176,7 +176,7 @@ WRONG = {
                 collect="values = total[places]\n    dist.all_reduce(values)\n"
                 "    mean = torch.zeros_like(total)\n    mean[places] = values / world"
             ),
-            says="values need them",
+            says="send the places with the values",
             loses=SENT,
         ),
         Wrong(
@@ -194,7 +194,7 @@ WRONG = {
         Wrong(
             "everything is averaged",
             top_k(collect="mean = total.clone()\n    dist.all_reduce(mean)\n    mean /= world"),
-            says="only k of each rank's are sent",
+            says="each rank sends only k",
             loses=SENT,
         ),
         Wrong(
@@ -281,13 +281,13 @@ def int8_mean(gradient):
         Wrong(
             "no scale for zeros",
             int8_mean(scale="scale = values.abs().max() / 127"),
-            says="0 / 0 is no number",
+            says="0 / 0 is not a number",
             loses=ODD,
         ),
         Wrong(
             "own scale for the others' parts",
             int8_mean(add="mean = (parts * scale).sum(0) / world"),
-            says="the scale that it was made with",
+            says="multiplied by its own scale",
             loses=HOPS,
         ),
         Wrong(
@@ -338,7 +338,7 @@ def int8_mean(gradient):
                 "    parts = torch.empty_like(steps)\n    dist.all_to_all_single(parts, steps)\n",
                 "",
             ),
-            says="Whole tensors for all",
+            says="Full tensors to all ranks",
             loses=BYTES,
         ),
         Wrong(
@@ -397,7 +397,7 @@ def int8_mean(gradient):
             loses=WEIGHTS,
         ),
         Wrong(
-            "only at the end", local_sgd(when="number == len(steps)"), "at the end alone", WEIGHTS
+            "only at the end", local_sgd(when="number == len(steps)"), "only at the end", WEIGHTS
         ),
         Wrong("never", local_sgd(when="False"), "weights were never averaged", WEIGHTS),
         Wrong(
@@ -409,7 +409,7 @@ def int8_mean(gradient):
         Wrong(
             "a step for each micro-batch",
             local_sgd(backward="backward(), optimizer.step(), optimizer.zero_grad()"),
-            says="each micro-batch had a step",
+            says="each micro-batch had its own",
             loses=WEIGHTS,
         ),
         Wrong(
@@ -445,7 +445,7 @@ def int8_mean(gradient):
             local_sgd(
                 meet="average([p.data for p in parameters])\n        optimizer.state.clear()"
             ),
-            says="momenta begin anew",
+            says="momenta start from zero",
             loses=MOMENTA,
         ),
         Wrong(
@@ -630,7 +630,7 @@ def local_sgd(parameters, optimizer, steps, every):
 PROMISES = {
     "06.top_k": {
         "with the largest absolute value": (*KEPT, ""),
-        "nobody sends anything else": (*PAIRS, ""),
+        "No rank sends anything else": (*PAIRS, ""),
         "the mean over all ranks of what was sent": (*SENT, ""),
         "which is what this rank has not sent": (*KEPT, ""),
         "To each other rank a rank sends at most k values and k places": (*PAIRS, ""),
@@ -733,7 +733,7 @@ WRONG["06.top_k"] += [
             ("for where, values in zip(gather(places.int()),", "for where, values in "
             "zip([w.int() for w in gather(places.float())],"),
         ),
-        says="float32 counts to 16,777,216",
+        says="whole numbers only up to 16,777,216",
         loses=("k values and k places travel, no more",),
     ),
 ]  # fmt: skip
@@ -756,7 +756,17 @@ WRONG["06.local_sgd"] += [
              "                p.grad /= world\n"
              "        optimizer.step()\n        optimizer.zero_grad()"),
         ),
-        says="it is weights that have moved apart",
+        says="the weights have moved apart",
+    ),
+    Wrong(
+        "gradients are averaged in place of weights, after the last step too",
+        local_sgd(
+            between="if number % every == 0 or number == len(steps):\n"
+            "            average([p.grad for p in parameters])",
+            when="False",
+        ),
+        says="the weights have moved apart",
+        loses=WEIGHTS,
     ),
     Wrong(
         "the mean is rounded to bfloat16",
@@ -804,7 +814,7 @@ WRONG["06.top_k_momentum"] = [
     Wrong(
         "the residual of task 1, a velocity beside it",
         momentum((HELD, "total = (residual + gradient).flatten()  # (n,)")),
-        says="is made of gradients: what a rank did not send",
+        says="is made of gradients, but what a rank did not send",
         loses=ADD_UP,
     ),
     Wrong(
@@ -818,7 +828,7 @@ WRONG["06.top_k_momentum"] = [
         "sent entries lose their velocity",
         momentum(("    left = total", "    velocity = velocity.flatten().index_fill(0, places, 0)"
                   ".view(gradient.shape)\n    left = total")),
-        says="entries that were sent keep it",
+        says="Entries that were sent keep their velocity",
         loses=VELOCITY,
     ),
     Wrong(

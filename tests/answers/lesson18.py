@@ -41,7 +41,9 @@ WRONG["18.merge"] = [
         says="subtract the larger lse before e^",
         loses=LARGE,
     ),
-    Wrong("the mean of both", merged(out="(out + other_out) / 2"), says="as if both sets", loses=BOTH),
+    Wrong(
+        "the mean of both", merged(out="(out + other_out) / 2"), says="as if both sets", loses=BOTH
+    ),
     Wrong("the sum of both", merged(out="out + other_out"), says="is the sum of both", loses=BOTH),
     Wrong(
         "weights exchanged",
@@ -62,7 +64,10 @@ WRONG["18.merge"] = [
         loses=BOTH,
     ),
     Wrong(
-        "the lse added", merged(lse="lse + other_lse"), says="which is the log of a product", loses=BOTH
+        "the lse added",
+        merged(lse="lse + other_lse"),
+        says="which is the log of a product",
+        loses=BOTH,
     ),
     Wrong(
         "the sum without its logarithm",
@@ -78,8 +83,11 @@ WRONG["18.merge"] = [
     ),
     Wrong(
         "weighted by lse",
-        merged(weights="lse, other_lse", out="(first[..., None] * out + second[..., None] * other_out)"
-               " / (first + second)[..., None]"),
+        merged(
+            weights="lse, other_lse",
+            out="(first[..., None] * out + second[..., None] * other_out)"
+            " / (first + second)[..., None]",
+        ),
         says="The weight of a set is e^lse",
         loses=BOTH,
     ),
@@ -91,17 +99,21 @@ WRONG["18.merge"] = [
     ),
     Wrong(
         "a very small number in place of -inf",
-        merged(top="lse, other_lse = lse.clamp(min=-1e9), other_lse.clamp(min=-1e9)\n"
-               "    top = torch.maximum(lse, other_lse)"),
+        merged(
+            top="lse, other_lse = lse.clamp(min=-1e9), other_lse.clamp(min=-1e9)\n"
+            "    top = torch.maximum(lse, other_lse)"
+        ),
         says="it must stay -inf",
         loses=HIDDEN,
     ),
     Wrong(
         "lse changed in place",
-        altered("18.merge", ("torch.logaddexp(lse, other_lse)",
-                             "torch.logaddexp(lse, other_lse, out=lse)"),
-                ("for one in (lse, other_lse)", "for one in (before, other_lse)"),
-                ("    both =", "    before = lse.clone()\n    both =")),
+        altered(
+            "18.merge",
+            ("torch.logaddexp(lse, other_lse)", "torch.logaddexp(lse, other_lse, out=lse)"),
+            ("for one in (lse, other_lse)", "for one in (before, other_lse)"),
+            ("    both =", "    before = lse.clone()\n    both ="),
+        ),
         says="which was handed in to be read",
         loses=SAME,
     ),
@@ -113,8 +125,10 @@ WRONG["18.merge"] = [
     ),
     Wrong(
         "three dimensions assumed",
-        merged(out="torch.einsum('hq,hqd->hqd', first / (first + second).clamp(min=1e-30), out)"
-               " + torch.einsum('hq,hqd->hqd', second / (first + second).clamp(min=1e-30), other_out)"),
+        merged(
+            out="torch.einsum('hq,hqd->hqd', first / (first + second).clamp(min=1e-30), out)"
+            " + torch.einsum('hq,hqd->hqd', second / (first + second).clamp(min=1e-30), other_out)"
+        ),
         says="RuntimeError",
         loses=SHAPES,
     ),
@@ -133,14 +147,17 @@ def merge(out, lse, other_out, other_lse):
             ).to(out.dtype), both
 """,
     ),
-    ("a softmax of two", """
+    (
+        "a softmax of two",
+        """
 def merge(out, lse, other_out, other_lse):
     pair = torch.stack([lse, other_lse], -1)
     shares = torch.softmax(pair, -1).nan_to_num()
     means = torch.stack([out, other_out], -1)
     mixed = (means.to(shares.dtype) * shares[..., None, :]).sum(-1)
     return mixed.to(out.dtype), pair.logsumexp(-1)
-"""),
+""",
+    ),
     ("the largest taken out by hand", merged()),
 ]
 
@@ -281,7 +298,8 @@ WRONG["18.ring_attention"] = [
             transfers = [dist.irecv(want, (rank - 1) % world) for want in coming]""",
             late="""if turn < world - 1:
             transfers += [dist.isend(have, (rank + 1) % world) for have in (k, v)]
-        """ + WAIT,
+        """
+            + WAIT,
         ),
         says="began to send the next block only after",
         loses=FLIGHT,
@@ -348,8 +366,12 @@ WRONG["18.ring_attention"] = [
         says="killed by SIGABRT",
         loses=WHOLE,
     ),
-    Wrong("the own block alone", ring(rounds="1", early="pass", late="pass"),
-          says="to the rank's own keys alone: what came was not used", loses=WHOLE),
+    Wrong(
+        "the own block alone",
+        ring(rounds="1", early="pass", late="pass"),
+        says="to the rank's own keys alone: what came was not used",
+        loses=WHOLE,
+    ),
     Wrong(
         "one round too few",
         ring(rounds="max(world - 1, 1)", early=started(last="world - 2")),
@@ -358,9 +380,11 @@ WRONG["18.ring_attention"] = [
     ),
     Wrong(
         "what came is not used",
-        ring(before="mine = k, v",
-             mask="torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).tril()",
-             attend="so_far = attend(q, *mine, mask, so_far)"),
+        ring(
+            before="mine = k, v",
+            mask="torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).tril()",
+            attend="so_far = attend(q, *mine, mask, so_far)",
+        ),
         says="what came was not used",
         loses=WHOLE,
     ),
@@ -410,8 +434,9 @@ WRONG["18.ring_attention"] = [
     ),
     Wrong(
         "lengths turned into starts in place",
-        ring(before="lengths.append(0)").replace("lengths[(owner - 1) % world]",
-                                                  "lengths[:-1][(owner - 1) % world]"),
+        ring(before="lengths.append(0)").replace(
+            "lengths[(owner - 1) % world]", "lengths[:-1][(owner - 1) % world]"
+        ),
         says="which was handed in to be read",
         loses=SAME,
     ),
@@ -457,34 +482,41 @@ def ring_attention(attend, q, k, v, lengths, causal):
 WRONG["18.ring_attention"] += [
     Wrong(
         "all blocks first, then one attend",
-        GATHERED.format(attend="""mask = None
+        GATHERED.format(
+            attend="""mask = None
     if causal:
         places = starts[rank] + torch.arange(q.shape[1])
         mask = torch.arange(sum(lengths)) <= places[:, None]
     k, v = (torch.cat([blocks[r][i] for r in range(world)], 1) for i in (0, 1))
-    return attend(q, k, v, mask, None)[0]"""),
+    return attend(q, k, v, mask, None)[0]"""
+        ),
         says="with keys that are not one rank's block",
         loses=FLIGHT,
     ),
     Wrong(
         "all blocks first, then one after the other",
-        GATHERED.format(attend="""so_far, places = None, starts[rank] + torch.arange(q.shape[1])
+        GATHERED.format(
+            attend="""so_far, places = None, starts[rank] + torch.arange(q.shape[1])
     for owner, (k, v) in blocks.items():
         mask = None
         if causal:
             mask = starts[owner] + torch.arange(lengths[owner]) <= places[:, None]
         so_far = attend(q, k, v, mask, so_far)
-    return so_far[0]"""),
+    return so_far[0]"""
+        ),
         says="waited for the next block before it attended",
         loses=FLIGHT + TWO,
     ),
     Wrong(
         "padded to the longest part",
-        ring(early=started(buffer="x.new_empty(len(x), max(lengths), x.shape[2])"),
-             before="k, v = (torch.nn.functional.pad(x, (0, 0, 0, max(lengths) - x.shape[1])) for x in (k, v))",
-             attend="now = [x[:, :lengths[owner]] for x in (k, v)]\n"
-                    "        so_far = attend(q, *now, mask, so_far)",
-             mask=SOLVED_RING["mask"].replace("k.shape[1]", "lengths[owner]")),
+        ring(
+            early=started(buffer="x.new_empty(len(x), max(lengths), x.shape[2])"),
+            before="pad = torch.nn.functional.pad\n"
+            "    k, v = (pad(x, (0, 0, 0, max(lengths) - x.shape[1])) for x in (k, v))",
+            attend="now = [x[:, :lengths[owner]] for x in (k, v)]\n"
+            "        so_far = attend(q, *now, mask, so_far)",
+            mask=SOLVED_RING["mask"].replace("k.shape[1]", "lengths[owner]"),
+        ),
         says="It has to pass on every block but that",
         loses=ROUNDS,
     ),
@@ -496,14 +528,18 @@ WRONG["18.ring_attention"] += [
     ),
     Wrong(
         "a mean of the blocks' results",
-        ring(before="outs = []", attend="outs.append(attend(q, k, v, mask)[0])\n"
-             "        so_far = [sum(outs) / len(outs)]"),
+        ring(
+            before="outs = []",
+            attend="outs.append(attend(q, k, v, mask)[0])\n"
+            "        so_far = [sum(outs) / len(outs)]",
+        ),
         says="is the mean of the blocks' results",
         loses=WHOLE,
     ),
     Wrong(
         "a shift by all_to_all",
-        ring(early="""coming = None
+        ring(
+            early="""coming = None
         if turn < world - 1:
             counts = [x.numel() for x in (k, v)]
             length = lengths[(owner - 1) % world]
@@ -513,7 +549,8 @@ WRONG["18.ring_attention"] += [
             flat = k.new_empty(size)
             dist.all_to_all_single(flat, torch.cat([k.flatten(), v.flatten()]), here, there)
             coming = [x.view(len(k), length, k.shape[2]) for x in flat.chunk(2)]""",
-             late="k, v = coming or (k, v)"),
+            late="k, v = coming or (k, v)",
+        ),
         says="Rank 0 called all_to_all. A ring sends and receives",
         loses=ROUNDS,
     ),
@@ -626,10 +663,14 @@ def ulysses(attend, q, k, v, lengths):
         says="the split sizes of all_to_all",
         loses=WHOLE,
     ),
-    Wrong("no refusal", ulysses((LOOK, "")), says="4 ranks, heads that do not divide", loses=REFUSED),
+    Wrong(
+        "no refusal", ulysses((LOOK, "")), says="4 ranks, heads that do not divide", loses=REFUSED
+    ),
     Wrong(
         "an assertion",
-        ulysses((LOOK, "    assert len(q) % world == 0 and len(k) % world == 0, (len(q), world)\n")),
+        ulysses(
+            (LOOK, "    assert len(q) % world == 0 and len(k) % world == 0, (len(q), world)\n")
+        ),
         says="raised AssertionError",
         loses=REFUSED,
     ),
@@ -647,8 +688,12 @@ def ulysses(attend, q, k, v, lengths):
     ),
     Wrong(
         "a message without numbers",
-        ulysses(('f"{heads} heads cannot be divided among {world} ranks"',
-                 '"the heads must be divisible by the number of ranks"')),
+        ulysses(
+            (
+                'f"{heads} heads cannot be divided among {world} ranks"',
+                '"the heads must be divisible by the number of ranks"',
+            )
+        ),
         says="Name the number of heads that does not divide",
         loses=REFUSED,
     ),
@@ -661,9 +706,12 @@ def ulysses(attend, q, k, v, lengths):
     Wrong(
         "looks after it has sent",
         ulysses(
-            (LOOK, "    sizes = torch.tensor([len(q), len(k)])\n"
-             "    dist.all_to_all_single(torch.empty_like(sizes.repeat(world)), sizes.repeat(world))\n"
-             + LOOK),
+            (
+                LOOK,
+                "    sizes = torch.tensor([len(q), len(k)])\n"
+                "    sizes = sizes.repeat(world)\n"
+                "    dist.all_to_all_single(torch.empty_like(sizes), sizes)\n" + LOOK,
+            ),
         ),
         says="all-to-alls. Four are enough",
         loses=FOUR,
@@ -694,24 +742,38 @@ def ulysses(attend, q, k, v, lengths):
     ),
     Wrong(
         "the result stays with its heads",
-        ulysses(("return to_tokens(attend(to_heads(q), to_heads(k), to_heads(v)))",
-                 "return attend(to_heads(q), to_heads(k), to_heads(v))")),
+        ulysses(
+            (
+                "return to_tokens(attend(to_heads(q), to_heads(k), to_heads(v)))",
+                "return attend(to_heads(q), to_heads(k), to_heads(v))",
+            )
+        ),
         says="has shape",
         loses=WHOLE,
     ),
     Wrong(
         "heads of keys repeated before they travel",
-        ulysses(("    return to_tokens", "    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))\n"
-                 "    return to_tokens")),
+        ulysses(
+            (
+                "    return to_tokens",
+                "    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))\n"
+                "    return to_tokens",
+            )
+        ),
         says="Each element has one rank to go to",
         loses=FOUR,
     ),
     Wrong(
         "lengths exchanged once more",
-        ulysses(("    def exchanged", "    mine = torch.full((world,), q.shape[1])\n"
-                 "    theirs = torch.empty_like(mine)\n"
-                 "    dist.all_to_all_single(theirs, mine)\n"
-                 "    lengths = theirs.tolist()\n\n    def exchanged")),
+        ulysses(
+            (
+                "    def exchanged",
+                "    mine = torch.full((world,), q.shape[1])\n"
+                "    theirs = torch.empty_like(mine)\n"
+                "    dist.all_to_all_single(theirs, mine)\n"
+                "    lengths = theirs.tolist()\n\n    def exchanged",
+            )
+        ),
         says="Four are enough",
         loses=FOUR,
     ),
@@ -742,10 +804,13 @@ def ulysses(attend, q, k, v, lengths):
     ),
     Wrong(
         "views are not copied",
-        ulysses(("torch.cat([part.flatten() for part in parts])",
-                 "torch.cat([part.reshape(-1) for part in parts])"),
-                ("x.chunk(world, 0)", "x.contiguous().chunk(world, 0)")).replace(
-            "part.reshape(-1)", "part.view(-1)"),
+        ulysses(
+            (
+                "torch.cat([part.flatten() for part in parts])",
+                "torch.cat([part.reshape(-1) for part in parts])",
+            ),
+            ("x.chunk(world, 0)", "x.contiguous().chunk(world, 0)"),
+        ).replace("part.reshape(-1)", "part.view(-1)"),
         says="RuntimeError",
         loses=WHOLE,
     ),
@@ -789,8 +854,13 @@ def ulysses(attend, q, k, v, lengths):
     ),
     Wrong(
         "refuses unequal parts, too",
-        ulysses((LOOK, LOOK + "    if len(set(lengths)) > 1:\n"
-                 "        raise ValueError(f'{lengths} are not equal')\n")),
+        ulysses(
+            (
+                LOOK,
+                LOOK + "    if len(set(lengths)) > 1:\n"
+                "        raise ValueError(f'{lengths} are not equal')\n",
+            )
+        ),
         says="raised ValueError",
         loses=WHOLE,
     ),
@@ -844,41 +914,75 @@ SHIFTED = "shifted = torch.cat([labels[:, 1:], after], 1)"
 RETURNED = "return share + (total[0] / count - share).detach()"
 
 WRONG["18.shifted_loss"] = [
-    Wrong("no labels over borders", loss((SEND, "")), says="does not have the labels over the borders",
-          loses=MEAN),
+    Wrong(
+        "no labels over borders",
+        loss((SEND, "")),
+        says="does not have the labels over the borders",
+        loses=MEAN,
+    ),
     Wrong(
         "rolled on each rank",
         loss((SEND, ""), (SHIFTED, "shifted = labels.roll(-1, 1)")),
         says="takes a part's first token for the label of its last one",
         loses=MEAN,
     ),
-    Wrong("not shifted", loss((SEND, ""), (SHIFTED, "shifted = labels")),
-          says="has labels that are not shifted", loses=MEAN),
+    Wrong(
+        "not shifted",
+        loss((SEND, ""), (SHIFTED, "shifted = labels")),
+        says="has labels that are not shifted",
+        loses=MEAN,
+    ),
     Wrong(
         "the last token predicts the first",
-        loss((SEND, """    sending = dist.isend(labels[:, :1].contiguous(), (rank - 1) % world)
+        loss(
+            (
+                SEND,
+                """    sending = dist.isend(labels[:, :1].contiguous(), (rank - 1) % world)
     dist.recv(after, (rank + 1) % world)
     sending.wait()
-""")),
+""",
+            )
+        ),
         says="has the sequence's last token predict its first one",
         loses=MEAN,
     ),
     Wrong(
         "a mean of means",
-        loss(("dist.all_reduce(total)", "total[0] /= total[1].clamp(min=1.0)\n"
-              "    total[1] = 1\n    dist.all_reduce(total)")),
+        loss(
+            (
+                "dist.all_reduce(total)",
+                "total[0] /= total[1].clamp(min=1.0)\n    total[1] = 1\n    dist.all_reduce(total)",
+            )
+        ),
         says="is the mean of the ranks' means",
         loses=MEAN,
     ),
-    Wrong("the own mean", loss(("dist.all_reduce(total)", "pass")), says="is the rank's own mean",
-          loses=MEAN),
-    Wrong("the own share", loss((RETURNED, "return share")), says="is the rank's own share", loses=MEAN),
-    Wrong("the sum", loss(("count = total[1].clamp(min=1.0)", "count = torch.ones_like(total[1])")),
-          says="is a sum: divide by the number of labels", loses=MEAN),
+    Wrong(
+        "the own mean",
+        loss(("dist.all_reduce(total)", "pass")),
+        says="is the rank's own mean",
+        loses=MEAN,
+    ),
+    Wrong(
+        "the own share",
+        loss((RETURNED, "return share")),
+        says="is the rank's own share",
+        loses=MEAN,
+    ),
+    Wrong(
+        "the sum",
+        loss(("count = total[1].clamp(min=1.0)", "count = torch.ones_like(total[1])")),
+        says="is a sum: divide by the number of labels",
+        loses=MEAN,
+    ),
     Wrong(
         "counts every position",
-        loss(("(shifted != -100).sum().to(own.dtype)",
-              "own.new_tensor(shifted.numel() - (rank == world - 1) * len(labels))")),
+        loss(
+            (
+                "(shifted != -100).sum().to(own.dtype)",
+                "own.new_tensor(shifted.numel() - (rank == world - 1) * len(labels))",
+            )
+        ),
         says="Those with -100 do not count",
         loses=MEAN,
     ),
@@ -890,11 +994,17 @@ WRONG["18.shifted_loss"] = [
     ),
     Wrong(
         "the sum over ranks in the graph",
-        loss(("total = torch.stack([own.detach(), (shifted != -100).sum().to(own.dtype)])\n"
-              "    dist.all_reduce(total)",
-              "import torch.distributed.nn.functional as graph\n"
-              "    total = graph.all_reduce(torch.stack([own, (shifted != -100).sum().to(own.dtype)]))"),
-             (RETURNED, "return total[0] / count"), ("    share = own / count\n", "")),
+        loss(
+            (
+                "total = torch.stack([own.detach(), (shifted != -100).sum().to(own.dtype)])\n"
+                "    dist.all_reduce(total)",
+                "import torch.distributed.nn.functional as graph\n"
+                "    counted = (shifted != -100).sum().to(own.dtype)\n"
+                "    total = graph.all_reduce(torch.stack([own, counted]))",
+            ),
+            (RETURNED, "return total[0] / count"),
+            ("    share = own / count\n", ""),
+        ),
         says="larger by the number of ranks",
         loses=GRADIENT,
     ),
@@ -904,20 +1014,33 @@ WRONG["18.shifted_loss"] = [
         says="is that of the rank's own mean",
         loses=GRADIENT,
     ),
-    Wrong("the gradient of the sum", loss(("share = own / count", "share = own")),
-          says="is that of the sum", loses=GRADIENT),
+    Wrong(
+        "the gradient of the sum",
+        loss(("share = own / count", "share = own")),
+        says="is that of the sum",
+        loses=GRADIENT,
+    ),
     Wrong(
         "the gradient times the world, as for DDP",
         loss(("share = own / count", "share = own * world / count")),
         says="larger by the number of ranks",
         loses=GRADIENT,
     ),
-    Wrong("no graph", loss((RETURNED, "return (total[0] / count).requires_grad_()")),
-          says="is not connected to the logits", loses=GRADIENT),
+    Wrong(
+        "no graph",
+        loss((RETURNED, "return (total[0] / count).requires_grad_()")),
+        says="is not connected to the logits",
+        loses=GRADIENT,
+    ),
     Wrong(
         "backward inside",
-        loss((RETURNED, "if logits.requires_grad:\n        share.backward()\n"
-              "    return (total[0] / count).requires_grad_()")),
+        loss(
+            (
+                RETURNED,
+                "if logits.requires_grad:\n        share.backward()\n"
+                "    return (total[0] / count).requires_grad_()",
+            )
+        ),
         says="was there before backward was called",
         loses=GRADIENT,
     ),
@@ -930,44 +1053,65 @@ WRONG["18.shifted_loss"] = [
     ),
     Wrong(
         "added up in bfloat16",
-        loss(("wide = logits if logits.dtype == torch.float64 else logits.float()", "wide = logits")),
+        loss(
+            ("wide = logits if logits.dtype == torch.float64 else logits.float()", "wide = logits")
+        ),
         says="has dtype bfloat16",
         loses=MANY,
     ),
     Wrong(
         "counted in bfloat16",
-        loss(("wide = logits if logits.dtype == torch.float64 else logits.float()", "wide = logits"),
-             (RETURNED, "result = share + (total[0] / count - share).detach()\n"
-              "    return result if result.dtype == torch.float64 else result.float()")),
+        loss(
+            ("wide = logits if logits.dtype == torch.float64 else logits.float()", "wide = logits"),
+            (
+                RETURNED,
+                "result = share + (total[0] / count - share).detach()\n"
+                "    return result if result.dtype == torch.float64 else result.float()",
+            ),
+        ),
         says=", which is wrong",
         loses=MANY,
     ),
     Wrong(
         "always float32",
-        loss(("wide = logits if logits.dtype == torch.float64 else logits.float()",
-              "wide = logits.float()")),
+        loss(
+            (
+                "wide = logits if logits.dtype == torch.float64 else logits.float()",
+                "wide = logits.float()",
+            )
+        ),
         says="has dtype float32",
         loses=MANY,
     ),
     Wrong(
         "first labels gathered",
-        loss((SEND, """    every = [torch.empty_like(labels[:, :1]).contiguous() for _ in range(world)]
+        loss(
+            (
+                SEND,
+                """    every = [torch.empty_like(labels[:, :1]).contiguous() for _ in range(world)]
     dist.all_gather(every, labels[:, :1].contiguous())
     if rank < world - 1:
         after = every[rank + 1]
-""")),
+""",
+            )
+        ),
         says="A label for each row goes to the rank before",
         loses=MESSAGES,
     ),
     Wrong(
         "two all-reduces",
-        loss(("dist.all_reduce(total)", "dist.all_reduce(total[0])\n    dist.all_reduce(total[1])")),
+        loss(
+            ("dist.all_reduce(total)", "dist.all_reduce(total[0])\n    dist.all_reduce(total[1])")
+        ),
         says="the sum of the losses and their number",
         loses=MESSAGES,
     ),
     Wrong(
         "flags travel, too",
-        loss((SEND, """    flags = torch.cat([labels[:, :1], labels[:, :1] != -100], 1)
+        loss(
+            (
+                SEND,
+                """    flags = torch.cat([labels[:, :1], labels[:, :1] != -100], 1)
     both = torch.empty_like(flags)
     sending = dist.isend(flags, rank - 1) if rank > 0 else None
     if rank < world - 1:
@@ -975,14 +1119,21 @@ WRONG["18.shifted_loss"] = [
         after = both[:, :1]
     if sending is not None:
         sending.wait()
-""")),
+""",
+            )
+        ),
         says="a label for each row",
         loses=MESSAGES,
     ),
     Wrong(
         "labels shifted in place",
-        loss((SHIFTED, "labels[:, :-1] = labels[:, 1:].clone()\n    labels[:, -1:] = after\n"
-              "    shifted = labels")),
+        loss(
+            (
+                SHIFTED,
+                "labels[:, :-1] = labels[:, 1:].clone()\n    labels[:, -1:] = after\n"
+                "    shifted = labels",
+            )
+        ),
         says="which was handed in to be read",
         loses=SAME,
     ),
@@ -990,13 +1141,19 @@ WRONG["18.shifted_loss"] = [
 WRONG["18.shifted_loss"] += [
     Wrong(
         "shifted the other way",
-        loss((SEND, """    if rank < world - 1:
+        loss(
+            (
+                SEND,
+                """    if rank < world - 1:
         sending = dist.isend(labels[:, -1:].contiguous(), rank + 1)
     if rank > 0:
         dist.recv(after, rank - 1)
     if rank < world - 1:
         sending.wait()
-"""), (SHIFTED, "shifted = torch.cat([after, labels[:, :-1]], 1)")),
+""",
+            ),
+            (SHIFTED, "shifted = torch.cat([after, labels[:, :-1]], 1)"),
+        ),
         says="has labels shifted the other way",
         loses=MEAN,
     ),
@@ -1014,9 +1171,13 @@ WRONG["18.shifted_loss"] += [
     ),
     Wrong(
         "weighted by tokens",
-        loss(("total = torch.stack([own.detach(), (shifted != -100).sum().to(own.dtype)])",
-              "n = (shifted != -100).sum().clamp(min=1)\n    total = torch.stack("
-              "[own.detach() / n * labels.numel(), own.new_tensor(labels.numel())])")),
+        loss(
+            (
+                "total = torch.stack([own.detach(), (shifted != -100).sum().to(own.dtype)])",
+                "n = (shifted != -100).sum().clamp(min=1)\n    total = torch.stack("
+                "[own.detach() / n * labels.numel(), own.new_tensor(labels.numel())])",
+            )
+        ),
         says=", which is wrong",
         loses=MEAN,
     ),
@@ -1076,22 +1237,48 @@ RANGE = "for m in range(1, 4):"
 WORK = "sum(min(i + 1, window) for i in range(c * size, (c + 1) * size))"
 
 WRONG["18.zigzag"] = [
-    Wrong("the lesson's zigzag", "def zigzag(tokens, window, ranks):\n"
-          "    return [[r, 2 * ranks - 1 - r] for r in range(ranks)]\n",
-          says="That is zigzag, which evens out a triangle", loses=EVEN),
-    Wrong("parts in a row", "def zigzag(tokens, window, ranks):\n"
-          "    return [[2 * r, 2 * r + 1] for r in range(ranks)]\n",
-          says="Its chunks lie next to each other", loses=EVEN),
-    Wrong("always the smallest chunks", zigzag((RANGE, "for m in range(3, 4):")),
-          says="are enough for 1.1 times the mean", loses=NEEDED),
-    Wrong("always two strides", zigzag((RANGE, "for m in range(2, 3):")), says="times the mean",
-          loses=EVEN),
-    Wrong("strides", zigzag((PLACED, "            dealt[c % ranks].append(c)\n"),
-                            (RANGE, "for m in range(1, 2):")),
-          says="In every stride", loses=EVEN),
-    Wrong("strides, made smaller", zigzag((PLACED, "            dealt[c % ranks].append(c)\n"),
-                                          (RANGE, "for m in (1, 2, 3, 6):")),
-          says="are enough", loses=NEEDED),
+    Wrong(
+        "the lesson's zigzag",
+        "def zigzag(tokens, window, ranks):\n"
+        "    return [[r, 2 * ranks - 1 - r] for r in range(ranks)]\n",
+        says="That is zigzag, which evens out a triangle",
+        loses=EVEN,
+    ),
+    Wrong(
+        "parts in a row",
+        "def zigzag(tokens, window, ranks):\n"
+        "    return [[2 * r, 2 * r + 1] for r in range(ranks)]\n",
+        says="Its chunks lie next to each other",
+        loses=EVEN,
+    ),
+    Wrong(
+        "always the smallest chunks",
+        zigzag((RANGE, "for m in range(3, 4):")),
+        says="are enough for 1.1 times the mean",
+        loses=NEEDED,
+    ),
+    Wrong(
+        "always two strides",
+        zigzag((RANGE, "for m in range(2, 3):")),
+        says="times the mean",
+        loses=EVEN,
+    ),
+    Wrong(
+        "strides",
+        zigzag(
+            (PLACED, "            dealt[c % ranks].append(c)\n"), (RANGE, "for m in range(1, 2):")
+        ),
+        says="In every stride",
+        loses=EVEN,
+    ),
+    Wrong(
+        "strides, made smaller",
+        zigzag(
+            (PLACED, "            dealt[c % ranks].append(c)\n"), (RANGE, "for m in (1, 2, 3, 6):")
+        ),
+        says="are enough",
+        loses=NEEDED,
+    ),
     Wrong(
         "smaller chunks in two blocks",
         "def zigzag(tokens, window, ranks):\n    m = 3\n    return [[*range(r * m, (r + 1) * m), "
@@ -1099,35 +1286,71 @@ WRONG["18.zigzag"] = [
         says="Smaller chunks help only if those of a rank lie apart",
         loses=EVEN,
     ),
-    Wrong("the work of a causal mask", zigzag((WORK, "sum(range(c * size + 1, (c + 1) * size + 1))")),
-          says="That is zigzag", loses=EVEN),
-    Wrong("a window in chunks", zigzag((WORK, "min(c + 1, window // size)")),
-          says="times the mean", loses=EVEN),
+    Wrong(
+        "the work of a causal mask",
+        zigzag((WORK, "sum(range(c * size + 1, (c + 1) * size + 1))")),
+        says="That is zigzag",
+        loses=EVEN,
+    ),
+    Wrong(
+        "a window in chunks",
+        zigzag((WORK, "min(c + 1, window // size)")),
+        says="times the mean",
+        loses=EVEN,
+    ),
     Wrong(
         "the largest against the smallest",
-        zigzag((STOP, "loads = [sum(work[c] for c in own) for own in dealt]\n"
-                "        if max(loads) <= 1.1 * min(loads):")),
+        zigzag(
+            (
+                STOP,
+                "loads = [sum(work[c] for c in own) for own in dealt]\n"
+                "        if max(loads) <= 1.1 * min(loads):",
+            )
+        ),
         says="are enough",
         loses=NEEDED,
     ),
-    Wrong("at most a tenth of a chunk over", zigzag(("1.1 * sum(work)", "1.01 * sum(work)")),
-          says="are enough", loses=NEEDED),
-    Wrong("the owner of each chunk", zigzag(("return dealt", "return [next(r for r in range(ranks) if c in dealt[r])"
-                                           " for c in range(chunks)]")),
-          says="return a list for each rank", loses=DEALT),
-    Wrong("chunks counted from 1", zigzag(("return dealt", "return [[c + 1 for c in own] for own in dealt]")),
-          says="a number is left out", loses=DEALT),
+    Wrong(
+        "at most a tenth of a chunk over",
+        zigzag(("1.1 * sum(work)", "1.01 * sum(work)")),
+        says="are enough",
+        loses=NEEDED,
+    ),
+    Wrong(
+        "the owner of each chunk",
+        zigzag(
+            (
+                "return dealt",
+                "return [next(r for r in range(ranks) if c in dealt[r]) for c in range(chunks)]",
+            )
+        ),
+        says="return a list for each rank",
+        loses=DEALT,
+    ),
+    Wrong(
+        "chunks counted from 1",
+        zigzag(("return dealt", "return [[c + 1 for c in own] for own in dealt]")),
+        says="a number is left out",
+        loses=DEALT,
+    ),
     Wrong(
         "parts of equal work in a row",
-        zigzag((PLACED, "            dealt[sum(work[:c]) * ranks // sum(work)].append(c)\n"),
-               (RANGE, "for m in range(3, 4):")),
+        zigzag(
+            (PLACED, "            dealt[sum(work[:c]) * ranks // sum(work)].append(c)\n"),
+            (RANGE, "for m in range(3, 4):"),
+        ),
         says="and so unequal memory",
         loses=DEALT,
     ),
     Wrong(
         "the least loaded rank takes the next",
-        zigzag((PLACED, "            loads = [sum(work[i] for i in own) for own in dealt]\n"
-                "            dealt[loads.index(min(loads))].append(c)\n")),
+        zigzag(
+            (
+                PLACED,
+                "            loads = [sum(work[i] for i in own) for own in dealt]\n"
+                "            dealt[loads.index(min(loads))].append(c)\n",
+            )
+        ),
         says="are enough",
         loses=NEEDED,
     ),
@@ -1137,9 +1360,12 @@ WRONG["18.zigzag"] = [
         says="are no multiple of 2 x",
         loses=DEALT,
     ),
-    Wrong("the first and the last of what is left",
-          zigzag((PLACED, "            dealt[min(c, chunks - 1 - c) % ranks].append(c)\n")),
-          says="are enough", loses=NEEDED),
+    Wrong(
+        "the first and the last of what is left",
+        zigzag((PLACED, "            dealt[min(c, chunks - 1 - c) % ranks].append(c)\n")),
+        says="are enough",
+        loses=NEEDED,
+    ),
 ]
 RIGHT["18.zigzag"] = [
     (
@@ -1247,13 +1473,12 @@ EQUIVALENT = {
         "`0` -> `-1` (#2)": "every part has the dtype",
         "`for heads in (len(q), len(k)): if heads % world: raise Va...` -> [-1:]": KEYS,
         "`for heads in (len(q), len(k)): if heads % world: raise Va...` -> [1:]": KEYS,
-        "`def to_tokens(x): shape = torch.Size((len(x), lengths[ran...` -> its first result, kept": (
-            "it is made anew in each call, and called once"
-        ),
+        "`def to_tokens(x): shape = torch.Size((len(x), lengths[ran...` "
+        "-> its first result, kept": ("it is made anew in each call, and called once"),
     },
     "18.zigzag": {
         "`4` -> `5`": "m = 3 is always enough",
-        "`2` -> `3` (#2)": "the places below 0 count from the end: it goes up once, then down twice",
+        "`2` -> `3` (#2)": "places below 0 count from the end: once up, then down twice",
         "`dealt[min(place, 2 * ranks - 1 - place)]` -> "
         "`dealt[min(place, 2 * ranks - 1 - place) - 1]`": "ranks have other numbers, and are alike",
         "`max((sum((work[c] for c in own)) for own in dealt)) * ran...` -> "

@@ -41,7 +41,8 @@ def copy(tmp_path_factory):
     leave = shutil.ignore_patterns("__pycache__")
     for folder in (*FOLDERS, "ddpz_lite", "tests/answers"):
         shutil.copytree(ROOT / folder, root / folder, ignore=leave)
-    shutil.copy(ROOT / "README.md", root)
+    for name in ("README.md", "README.zh.md"):
+        shutil.copy(ROOT / name, root)
     made = run(root, "new", "18", "ZeRO in practice", "--task", "any_inf")
     assert made.returncode == 0, made.stderr
     assert re.findall(r"^wrote (\S+)$", made.stdout, re.M) == NEW
@@ -146,7 +147,7 @@ def small(tmp_path):
     ):
         for path in ROOT.glob(pattern):
             shutil.copy(path, tmp_path / path.relative_to(ROOT))
-    for name in ("README.md", "tests/answers/lesson03.py"):
+    for name in ("README.md", "README.zh.md", "tests/answers/lesson03.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     plan = json.loads((ROOT / "lessons/plan.json").read_text())
     (tmp_path / "lessons/plan.json").write_text(json.dumps({**plan, "way": "03"}))

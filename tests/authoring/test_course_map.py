@@ -51,6 +51,7 @@ SMALL = Course(
     },
     groups=(("00", "Ground"), ("03", "Up")),
     way="05",
+    chinese={},
 )
 BY_NUMBER = {lesson.number: lesson for lesson in SMALL.lessons}
 
@@ -138,7 +139,7 @@ def test_the_map_leaves_out_arrows_that_a_path_of_others_says():
     needs = {"00": (), "01": ("00",), "02": ("00", "01")}
     lessons = tuple(Lesson(n, n, "x", "y", file=f"{n}.ipynb", needs=n_) for n, n_ in needs.items())
     arrows = re.findall(
-        r"(\d\d) --> (\d\d)", pages.mermaid(Course(lessons, {}, (("00", "A"),), "02"))
+        r"(\d\d) --> (\d\d)", pages.mermaid(Course(lessons, {}, (("00", "A"),), "02", {}))
     )
     assert arrows == [("00", "01"), ("01", "02")]
 
@@ -181,7 +182,8 @@ def small(tmp_path, monkeypatch):
     (tmp_path / "lessons").mkdir()
     (tmp_path / "solutions").mkdir()
     (tmp_path / "exercises").mkdir()
-    shutil.copy(ROOT / "README.md", tmp_path)
+    for name in ("README.md", "README.zh.md"):
+        shutil.copy(ROOT / name, tmp_path)
     shutil.copy(ROOT / "exercises/README.md", tmp_path / "exercises")
     for name in ("README.md", "plan.json"):
         shutil.copy(ROOT / "lessons" / name, tmp_path / "lessons")
@@ -208,6 +210,9 @@ def test_the_command_writes_once_and_then_has_nothing_to_do(small, capsys):
     assert capsys.readouterr().out == "all are up to date\n"
     readme = (small / "README.md").read_text()
     assert "[02 Ranks and collectives]" in readme and "[05 DDP]" not in readme
+    chinese = (small / "README.zh.md").read_text()
+    assert "[02 rank 与集合通信](lessons/02_ranks_and_collectives.ipynb) ★" in chinese
+    assert "小时" in chinese and "05 DDP" not in chinese
     last = nbformat.read(next((small / "lessons").glob("02_*.ipynb")), as_version=4).cells[-1]
     assert "**Next:** 04 Feeding the ranks, which is planned" in last.source
 
@@ -249,6 +254,7 @@ def spoil(path, old, new):
     ("change", "complaint"),
     [
         (spoil("README.md", "<!-- ddpz course: table -->", ""), "README.md needs the lines"),
+        (spoil("lessons/plan.json", '"01"', '"1"'), "has no words for lesson 01"),
         (spoil("lessons/00_start_here.ipynb", '"makes"', '"m"'), "`ddpz` has no 'makes'"),
         (spoil("lessons/plan.json", '"04"', '"02"'), "still plans 02, which is written"),
         (spoil("lessons/plan.json", '"way": "02"', '"way": "16"'), "lesson 16 is needed"),

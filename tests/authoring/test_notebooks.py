@@ -180,6 +180,12 @@ SPOILS = [
     (rules.settles, "'65' is not a Q of", settled(-1, answers=["65"])),
     (rules.settles, "'T999' is not a T of", settled(2, teaches=["T119", "T999"])),
     (rules.settles, "'M020' stands in text", settled(2, busts=["M020"])),
+    (
+        rules.provable,
+        "does not say that it settles ['M020']",
+        settled(-1, counterfactuals=[{"of": ["M020"], "replace": "1", "by": "2"}]),
+    ),
+    (rules.provable, "`source` names ['M033']", settled(-1, source=["M033"])),
     (rules.fresh, "has changed since the stored run", facts(ran="0" * 16)),
     (
         rules.size,

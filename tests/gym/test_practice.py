@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
@@ -13,7 +14,8 @@ import pytest
 from ddpz_lite.course.gym.bank import cards
 from ddpz_lite.course.gym.deck import Deck, Rating
 from ddpz_lite.course.gym.interview import CARDS, LONG, PER_TOPIC, draw, report
-from ddpz_lite.course.gym.session import Asked, Session, TooEarly, in_words
+from ddpz_lite.course.gym.plan import MOST_NEW, PastDay, keep, kept, plan, today
+from ddpz_lite.course.gym.session import MOST_TIMES, Asked, Session, TooEarly, in_words
 
 START = datetime(2026, 1, 1, 9, 0, tzinfo=UTC)
 ALL = cards()
@@ -72,7 +74,7 @@ def test_new_cards_come_from_the_topics_in_turn_day_after_day():
         for card in days[-1]:
             deck.review(card, Rating.EASY, START)
     order = [card.topic for day in days for card in day]
-    assert order == (topics * 2)[:15] and len(topics) >= 13
+    assert order == (topics * 2)[:15] and len(topics) > 5
     zero = [card for card in ALL.values() if card.topic.en == "ZeRO"]
     assert Deck().due(zero, START, new=99) == zero, "in the bank's order"
 
@@ -178,6 +180,36 @@ def test_who_wrote_nothing_has_not_known_it(session):
     assert session.asked[0].rating is Rating.AGAIN
 
 
+def ratings(cards_, *unknown, again=5):
+    """The ids asked in a session in which the named cards are not known, and all others are."""
+    session, asked = Session([ALL[id_] for id_ in cards_], Deck(), Clock(), again), []
+    while session.card:
+        asked.append(session.card.id)
+        session.write("" if session.card.id in unknown else "x")
+        session.rate(Rating.GOOD)
+    return asked
+
+
+def test_what_was_not_known_comes_again_after_a_few_others_three_times_at_most():
+    ids = ["Q01", "Q02", "Q03", "Q04"]
+    assert ratings(ids, again=2) == ids
+    assert ratings(ids, "Q01", again=2) == ["Q01", "Q02", "Q03", "Q01", "Q04", "Q01"]
+    assert ratings(["Q01"], "Q01") == ["Q01"] * MOST_TIMES
+    assert ratings(ids, "Q01", again=0) == ids
+
+
+def test_the_place_counts_what_comes_again(session):
+    assert session.place == (1, 2)
+    session.write("")
+    session.rate(Rating.AGAIN)
+    assert session.place == (2, 3) and session.card is OTHER
+    for _ in range(2):
+        session.write("x")
+        session.rate(Rating.GOOD)
+    assert [one.rating for one in session.asked] == [Rating.AGAIN, Rating.GOOD, Rating.GOOD]
+    assert [one.rating for one in session.last] == [Rating.GOOD, Rating.GOOD]
+
+
 @pytest.mark.parametrize(
     ("wait", "words"),
     [
@@ -191,6 +223,82 @@ def test_who_wrote_nothing_has_not_known_it(session):
 )
 def test_a_wait_in_words(wait, words):
     assert in_words(wait) == words
+
+
+# ---- the plan up to a day ----
+
+
+def day(count: int):
+    return (START + timedelta(days=count)).date()
+
+
+def known(topic: str) -> Deck:
+    """A deck in which all cards of a topic are known."""
+    deck = Deck()
+    for card in ALL.values():
+        if card.topic.en == topic:
+            deck.review(card, Rating.EASY, START)
+    return deck
+
+
+def test_a_plan_divides_the_unseen_cards_among_the_days_and_leaves_the_last_free():
+    made = plan(ALL.values(), Deck(), day(32), START)
+    assert (made.days, made.left, made.missed) == (32, len(ALL), 0)
+    assert made.a_day == len(made.new) == math.ceil(len(ALL) / 30)
+    for days in (0, 1, 2):
+        last = plan(ALL.values(), Deck(), day(days), START)
+        assert last.a_day == 0 and last.new == ()
+
+
+def test_a_plan_begins_with_the_weakest_topics():
+    made = plan(ALL.values(), known("ZeRO"), day(60), START)
+    assert made.weakest[-1].en == "ZeRO" and made.new[0].topic == made.weakest[0]
+
+
+def test_where_the_days_do_not_suffice_questions_come_before_statements():
+    made = plan(ALL.values(), Deck(), day(5), START)
+    assert made.a_day == MOST_NEW and made.missed == len(ALL) - 3 * MOST_NEW
+    assert not any(card.statement for card in made.new)
+
+
+def test_a_day_that_is_over_is_refused():
+    with pytest.raises(PastDay, match=r"on 2025-12-31\. Fix: ddpz gym --by"):
+        plan(ALL.values(), Deck(), day(-1), START)
+
+
+def test_all_cards_are_seen_and_still_known_on_the_day_if_each_is_answered_when_due():
+    deck, some = Deck(), [card for card in ALL.values() if card.topic.en in ("ZeRO", "DDP")]
+    for passed in range(20):
+        now = START + timedelta(days=passed)
+        made = plan(some, deck, day(20), now)
+        for card in today(deck, some, made, now):
+            deck.review(card, Rating.GOOD, now)
+            deck.review(card, Rating.GOOD, now + timedelta(minutes=11))
+    then = START + timedelta(days=20)
+    assert len(deck.memories) == len(some)
+    assert min(deck.known(card, then) for card in some) >= 0.85
+
+
+def test_on_the_last_day_what_would_be_forgotten_by_then_is_asked_too():
+    deck, now = Deck(), START
+    deck.review(CARD, Rating.EASY, now)
+    due = deck.memories[CARD.id].due
+    before = due - timedelta(hours=12)
+    made = plan([CARD], deck, (before + timedelta(days=1)).date(), before)
+    assert made.days == 1 and deck.due([CARD], before) == []
+    assert today(deck, [CARD], made, before) == [CARD]
+
+
+def test_the_day_is_kept_and_forgotten(tmp_path):
+    path = tmp_path / "a" / "interview.json"
+    assert kept(path) is None
+    keep(day(3), path)
+    assert kept(path) == day(3)
+    keep(None, path)
+    assert kept(path) is None
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="Fix: delete it"):
+        kept(path)
 
 
 # ---- the interview ----

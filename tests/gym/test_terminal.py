@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
 from ddpz_lite.course import cli
+from ddpz_lite.course.gym.bank import cards
 from ddpz_lite.course.gym.deck import Deck
 from ddpz_lite.course.gym.gallery import raised
 
@@ -38,7 +40,7 @@ def test_the_answer_is_hidden_until_one_has_written(gym):
 
 def test_a_card_is_asked_proved_rated_and_kept(gym):
     _, out, _ = gym("it divides\nthe states\n\nx\n3\n", "--topic", "zero", "--new", "1")
-    (name, section), *_ = re.findall(r"proof: lessons/(\S+\.ipynb), section “(.+)”", out)
+    (name, section), *_ = re.findall(r"(?:proof|shown): lessons/(\S+\.ipynb), section “(.+)”", out)
     cells = json.loads((LESSONS / name).read_text(encoding="utf-8"))["cells"]
     assert any(re.search(f"^#+ {re.escape(section)}$", "".join(c["source"]), re.M) for c in cells)
     assert "Rajbhandari" in out and "1 of 1 known" in out and "in 10 minutes" in out
@@ -60,10 +62,39 @@ def test_cards_are_asked_in_chinese_and_topics_found_by_it(gym):
 def test_in_chinese_nothing_around_the_cards_is_english(gym):
     options = ("--topic", "zero", "--language", "zh")
     _, out, _ = gym("x\n\n3\n", *options, "--new", "1")
-    assert "证明：lessons/" in out and "”一节" in out and "出处：Rajbhandari" in out
-    assert out.endswith("共 1 张，会 1 张。下一张卡片 10 分钟后到期；还有 55 张没见过。\n")
+    assert re.search("(验证|演示)：lessons/", out) and "”一节" in out and "出处：Rajbhandari" in out
+    left = sum(card.topic.en == "ZeRO" for card in cards().values()) - 1
+    next_one = f"下一张卡片 10 分钟后到期；还有 {left} 张没见过。\n"
+    assert out.endswith("共 1 张，会 1 张。" + next_one)
     _, out, _ = gym("", *options, "--new", "0")
-    assert out == "下一张卡片 10 分钟后到期；还有 55 张没见过。\n"
+    assert out == next_one
+
+
+def test_the_day_of_an_interview_makes_a_plan_that_later_calls_follow(gym):
+    by = (date.today() + timedelta(days=30)).isoformat()
+    _, out, _ = gym("", "--by", by)
+    assert re.search(rf"30 days until your interview on {by}\. \d+ cards .*weak topics first", out)
+    _, out, _ = gym("")
+    assert "30 days until" in out
+    _, out, _ = gym("", "--by", (date.today() + timedelta(days=1)).isoformat())
+    assert "no new cards now" in out
+    _, out, _ = gym("", "--by", "never")
+    assert "until your interview" not in out and "1 of 5" in out
+
+
+def test_a_day_that_is_no_day_or_over_is_refused_and_forgotten(gym, capsys):
+    with pytest.raises(SystemExit):
+        gym("", "--by", "3 December")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("takes a day, as 2026-12-03, or never, not '3 December'")
+    status, _, err = gym("", "--by", "2020-01-01")
+    assert status == 2 and "the interview was on 2020-01-01. Fix:" in err
+    assert gym("")[0] == 0
+
+
+def test_what_was_not_known_is_asked_again_before_the_session_ends(gym):
+    _, out, _ = gym("\n" * 9, "--topic", "zero", "--new", "1")
+    assert out.count("What is ZeRO?") == 3 and "3 of 3 · Q13" in out
 
 
 @pytest.mark.parametrize("value", ["-1", "some", "1.5"])
@@ -89,7 +120,7 @@ def test_nothing_due_says_when(gym):
     ("options", "says"),
     [
         (["--topic", "quantum"], "no topic has 'quantum' in its name: Foundations; DDP"),
-        (["--topic", "memory", "--only", "myths"], "this topic has no myths"),
+        (["--topic", "design", "--only", "myths"], "this topic has no myths"),
     ],
 )
 def test_an_unknown_topic_is_answered_with_the_known_ones(gym, options, says):

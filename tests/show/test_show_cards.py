@@ -14,14 +14,14 @@ from ddpz_lite.course.gym.proofs import Proof
 from ddpz_lite.course.gym.session import Session
 from ddpz_lite.course.show import cards
 
-PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", "Myths", True, True, True)
+PROOF = Proof("08", "The wall", "08_wall.ipynb", "abc", "Myths", True, True, True, "proves")
 PROVED = {"Q13": [PROOF] * 5}
 
 
 @pytest.fixture
 def session():
     clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
-    return Session(chosen(["Q13", "M075"]), Deck(), clock)
+    return Session(chosen(["Q13", "M075"]), Deck(), clock, again=0)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_widget_shows_nothing_until_one_has_written(session, shown, monkeypa
     assert known.description == "Known · 10 minutes" and not known.disabled
     known.click()
     assert session.asked[0].rating is Rating.GOOD and answer.value == "" and box.value == ""
-    assert "M075" in question.value and "What is wrong?" in question.value
+    assert "M075" in question.value and "True or false" in question.value
     unknown.click()
     assert [button.disabled for button in rating.children] == [False, True, True, True]
     rating.children[0].click()
@@ -94,7 +94,7 @@ def test_the_widget_speaks_chinese(session, shown, monkeypatch):
     writing.children[0].click()
     words = " ".join([still, question.value, box.placeholder, answer.value])
     words += " ".join(b.description for b in (*writing.children, *rating.children))
-    assert "会 · 10 分钟" in words and "由运行证明" in words
+    assert "会 · 10 分钟" in words and ("已由实际运行验证" in words or "运行演示" in words)
     for english in ("Answer", "Known", "minutes", "Proved"):
         assert english not in words
 

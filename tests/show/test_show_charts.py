@@ -8,7 +8,7 @@ import torch
 
 import ddpz_lite as dz
 from ddpz_lite import show
-from ddpz_lite.course.show import before_after, charts, loss_charts, placements
+from ddpz_lite.course.show import before_after, charts, lesson04, loss_charts, placements
 from ddpz_lite.strategies.placement import TRANSITIONS, strategy
 
 SERIES = {"ring": ([1, 2, 4], [3.0, 4.0, 6.0]), "star": ([1, 2, 4], [1.0, 2.0, 4.0])}
@@ -89,14 +89,29 @@ def test_lines_without_points_are_refused(series):
 
 
 def test_losses_against_what_was_spent(drawn):
-    losses = {"whole": [5.0, 4.0, 3.0], "half": [5.0, 4.5, 3.5]}
-    show.loss_against({"whole": 2.0, "half": 1.0}, losses, every=10, x="MB", log="xy")
-    ((fig, alt, table),) = drawn
-    assert table[1:] == [["whole", 20, 4], ["whole", 40, 3], ["half", 10, 4.5], ["half", 20, 3.5]]
-    assert "20 steps each. whole ends at 3.00 after 40; least" in alt
-    assert "half, 20, and it ends at 3.50" in alt and fig.axes[0].get_xlim()[1] == 12 * 40
+    losses = {"all": [[5.0, 4.0, 3.0], [5.0, 4.2, 3.2]], "half": [[5.0, 4.5, 3.5]] * 2}
+    show.loss_against({"all": 2.0, "half": 1.0}, losses, every=10, x="MB", title="Bytes")
+    show.loss_against(None, losses, every=10, x="steps")
+    (fig, alt, table), (_, _, by_step) = drawn
+    assert table[1:3] == [["all", 20.0, pytest.approx(4.1), 4.0, 4.2],
+                          ["all", 40.0, pytest.approx(3.1), 3.0, 3.2]]  # fmt: skip
+    assert [row[1] for row in by_step[1:]] == [10, 20, 10, 20]
+    assert (
+        "Bytes, against MB. Mean and range of 2 seeds at the end: all 3.100 (3.000 to 3.200)" in alt
+    )
+    assert "half 3.500 (3.500 to 3.500) after 20" in alt
+    (axes,) = fig.axes
+    assert len(axes.collections) == 2  # a band for each
     with pytest.raises(KeyError, match="half"):
-        show.loss_against({"whole": 2.0}, losses, every=10, x="MB")
+        show.loss_against({"all": 2.0}, losses, every=10, x="MB")
+
+
+def test_many_losses_have_a_bar_at_the_end_instead_of_a_band(drawn):
+    losses = {str(i): [[5.0, 4.0], [5.0, 4.5]] for i in range(5)}
+    show.loss_against(None, losses, every=10, x="steps")
+    ((fig, _, _),) = drawn
+    ends = [one.get_segments()[0][:, 1].tolist() for one in fig.axes[0].collections]
+    assert ends == [[4.0, 4.5]] * 5
 
 
 def test_bars_end_in_their_values(drawn):
@@ -130,6 +145,36 @@ def test_idle_time_of_each_distribution_and_rank():
     for nothing in ({}, {"stride": []}):
         with pytest.raises(ValueError, match="at least one rank"):
             show.idle_figure(nothing)
+
+
+def test_a_box_for_each_text_of_a_rank():
+    ranks = {"by number": [[0, 1], [2]], "longest first": [[3]]}
+    fig, alt, table = lesson04.boxes_figure(ranks, [300, 2, 100, 9])
+    (axes,) = fig.axes
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [300, 2, 0, 100, 202, 9, 0]  # a rank's texts, then its waiting
+    assert [text.get_text() for text in axes.texts] == ["300", "100"]  # 2 and 9 are too narrow
+    assert [line.get_xdata()[0] for line in axes.lines] == [201, 9]  # the means
+    assert "by number: 302, 100; longest first: 9" in alt
+    assert table[1:] == [
+        ["by number", 0, "300 2", 302],
+        ["by number", 1, "100", 100],
+        ["longest first", 0, "9", 9],
+    ]
+    for nothing in ({}, {"by number": []}):
+        with pytest.raises(ValueError, match="at least one rank"):
+            lesson04.boxes_figure(nothing, [])
+
+
+def test_random_steps_show_a_typical_one():
+    draw = lesson04.random_steps([100, 200, 300], seconds=1e-3)
+    shares = []
+    for texts in (1, 16):
+        _, alt, table = draw(4, texts)
+        works, waits = zip(*(row[2:] for row in table[1:]), strict=True)
+        shares.append(sum(waits) / sum(works + waits))
+        assert min(waits) == 0 and f"{shares[-1]:.0%} of the time idle" in alt
+    assert shares[1] < 0.5 * shares[0]  # sums of more texts scatter less
 
 
 def test_collectives_before_and_after(drawn):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ddpz_lite.course.show import lesson06
 from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
 from ddpz_lite.course.show.lesson07 import delay, path
 from ddpz_lite.course.show.lesson09 import owners
@@ -39,7 +41,7 @@ def shown(monkeypatch):
         calls.append((alt, table))
         calls.figures.append(fig)
 
-    for module in ("lesson09", "lesson10", "lesson11", "one_axis"):
+    for module in ("lesson06", "lesson09", "lesson10", "lesson11", "one_axis"):
         monkeypatch.setattr(f"ddpz_lite.course.show.{module}.show_figure", show_figure)
     return calls
 
@@ -163,3 +165,63 @@ def test_old_gradients_shrink_below_the_limit_and_grow_above_it(late, limit):
         fig.canvas.draw()
         assert alt.endswith(f"it {word}.") and f"rate {rate}" in alt
         assert table[1] == [f"delay {late}, rate {rate}", 0, 1.0]
+
+
+def test_what_ranks_hold_around_the_two_hops_of_an_int8_mean(shown):
+    lesson06.two_hops(3)
+    ((alt, table),) = shown
+    assert "rank r has part r of every rank" in alt and len(table) == 1 + 4 * 3
+    assert table[4] == ["hop 1: all-to-all", "0", "part 0 from 0, part 0 from 1, part 0 from 2"]
+    assert table[8] == ["mean", "1", "part 1 mean"]
+
+
+class OneLargest:
+    """Top-k with k = 1 and error feedback, on one rank."""
+
+    k = 1
+
+    def __init__(self, feedback=True):
+        self.residual, self.feedback = torch.zeros(3), feedback
+
+    def __call__(self, gradient):
+        total = gradient + self.residual
+        sent = torch.zeros(3).index_fill(0, total.abs().topk(1).indices, 1) * total
+        self.residual = (total - sent) * self.feedback
+        return sent
+
+
+def watched(**how):
+    method = lesson06.Watched(OneLargest(**how), stride=1)
+    for _ in range(10):
+        method(torch.tensor([1.0, 0.3, -0.02]))
+    return method.record
+
+
+def test_an_entry_is_sent_when_its_residual_has_grown(shown):
+    times = lesson06.residual(watched(), sent_times=2)
+    ((alt, table),) = shown
+    assert times == 2 == len(table) - 1 and "in steps [3, 7]" in alt
+    assert table[1] == [3, *(pytest.approx(size) for size in (0.3, 1.2, 1.2))]
+    assert lesson06.residual(watched(feedback=False), sent_times=2) == 0
+
+
+def test_times_of_a_step_are_those_of_the_first_way(shown):
+    lesson06.step_times({"all": 4.0, "half": 3.0}, {"all": 2.0, "half": 1.0}, title="A step")
+    ((alt, table),) = shown
+    assert table[1:] == [["all", 1.0, 1.0], ["half", 0.75, 0.5]] and "half 0.75 and 0.5" in alt
+
+
+def test_a_way_pays_up_to_the_bandwidth_at_its_dot():
+    sent, extra = {"all": 100.0, "half": 50.0, "more": 200.0}, {"all": 0.0, "half": 1e-6, "more": 0}
+    fig, alt, _ = lesson06.pays(sent, extra)
+    assert "shorter for half below 5e+07 bytes per second." in alt
+    lines = {line.get_label(): line for line in fig.axes[0].lines}
+    assert lines["all"].get_ydata()[0] == 1 and lines["more"].get_ydata()[-1] == 2
+    (dot,) = [line for line in fig.axes[0].lines if line.get_linestyle() == "None"]
+    assert dot.get_xdata()[0] == pytest.approx(5e7)
+
+
+def test_a_method_is_timed_alone():
+    calls = []
+    found = lesson06.seconds_alone({"copy": lambda: calls.append}, torch.ones(4))
+    assert len(calls) == 12 and found["copy"] >= 0

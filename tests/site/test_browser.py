@@ -471,3 +471,20 @@ def test_a_check_of_an_empty_answer_says_where_to_begin(browser, lab):
 @pytest.mark.parametrize("notebook", ["page", "widgets"])
 def test_the_console_stayed_silent(request, notebook):
     assert request.getfixturevalue(notebook).complaints == []
+
+
+SCROLLING = """
+    nodes => nodes.flatMap(root => [root, ...root.querySelectorAll('*')]).filter(node => {
+        const style = getComputedStyle(node);
+        const bars = way => ['auto', 'scroll'].includes(style[way]);
+        return node.offsetParent !== null && node.clientHeight > 0 &&
+            (bars('overflowX') && node.scrollWidth > node.clientWidth ||
+             bars('overflowY') && node.scrollHeight > node.clientHeight);
+    }).map(node => `${node.className} ${node.scrollWidth}>${node.clientWidth}`
+        + ` ${node.scrollHeight}>${node.clientHeight}`)
+"""
+
+
+def test_no_scroll_bar_stands_in_or_under_a_widget(widgets):
+    found = widgets.locator(".dz-live").evaluate_all(SCROLLING)
+    assert found == []

@@ -68,7 +68,7 @@ def test_every_link_to_a_cell_has_its_mark():
 def test_a_mark_stands_before_its_cell_and_nothing_else_changes(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "book")
     build = load("build")
-    proof = Proof("08", "Wall", "08_wall.ipynb", "b", "Myths", True, True, True)
+    proof = Proof("08", "Wall", "08_wall.ipynb", "b", "Myths", True, True, True, "proves")
     notebook = {"cells": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}
     build.mark(notebook, "08_wall.ipynb", questions.targets({"Q01": [proof]}))
     assert [cell["id"] for cell in notebook["cells"]] == ["a", "cell-08-b", "b", "c"]

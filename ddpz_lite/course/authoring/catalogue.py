@@ -71,6 +71,7 @@ class Course:
     exercises   by the number of the lesson
     groups      (the number of its first lesson, its name)
     way         the lesson at which the short way to ZeRO ends
+    chinese     by number: a lesson's title and what one learns, in Chinese
     repository  the address of the course's repository; "" as long as it has none
     site        and of its pages
     """
@@ -79,6 +80,7 @@ class Course:
     exercises: dict[str, Exercise]
     groups: tuple[tuple[str, str], ...]
     way: str
+    chinese: dict[str, tuple[str, str]]
     repository: str = ""
     site: str = ""
 
@@ -116,6 +118,7 @@ def read(root: Path) -> Course:
         {number_of(path): _exercise(path) for path in sorted(root.glob("solutions/*.ipynb"))},
         tuple(sorted(plan["groups"].items())),
         plan["way"],
+        {number: tuple(words) for number, words in plan["chinese"].items()},
         **plan["addresses"],
     )
 

@@ -34,6 +34,7 @@ def stale(root: Path, course: Course) -> dict[Path, str]:
     """
     wanted = {
         root / "README.md": _filled(root / "README.md", _front(course)),
+        root / "README.zh.md": _filled(root / "README.zh.md", _front_chinese(course)),
         root / "lessons/README.md": _filled(root / "lessons/README.md", _map(course)),
         root / "exercises/README.md": _filled(root / "exercises/README.md", {"inside": _inside()}),
     }
@@ -132,12 +133,45 @@ def _front(course: Course) -> dict[str, str]:
     }
 
 
+def _front_chinese(course: Course) -> dict[str, str]:
+    """The blocks of README.zh.md. Raises Incomplete for a lesson without its Chinese words."""
+    way, rows = _on_the_way(course), ["| 课 | 内容 | 练习 |", "|---|---|---|"]
+    for lesson in course.written:
+        if lesson.number not in course.chinese:
+            raise Incomplete(
+                f"lessons/plan.json: `chinese` has no words for lesson {lesson.number}."
+            )
+        title, learn = course.chinese[lesson.number]
+        own = course.exercises.get(lesson.number)
+        exercise = f"[{lesson.number}](exercises/{own.file}) " if own else ""
+        star = " ★" if lesson in way else ""
+        rows.append(
+            f"| [{lesson.number} {title}](lessons/{lesson.file}){star} | {learn} | {exercise}|"
+        )
+    a, b, c, d = _all_hours(course)
+    hours = f"全部课文约 {a} 小时，练习另需 {b} 小时。"
+    hours += f"只走到 ZeRO-3 的最短路线约 {c} 小时，练习 {d} 小时。"
+    get = _clone(
+        course,
+        "创建 .venv，安装课程，在 JupyterLab 中打开第 00 课",
+        "可选：安装测试所需并运行，约 8 分钟",
+    )
+    return {"hours": hours, "get": get, "table": "\n".join(rows)}
+
+
+def _clone(course: Course, lab: str, test: str) -> str:
+    """The commands, with these comments."""
+    clone = f"git clone {course.repository or '<this repository>'} ddpz-lite && cd ddpz-lite"
+    return "\n".join(["```sh", clone, f"make lab     # {lab}", f"make test    # {test}", "```"])
+
+
 def _get(course: Course) -> str:
     """How to get the course, with its address if it has one."""
-    clone = f"git clone {course.repository or '<this repository>'} ddpz-lite && cd ddpz-lite"
-    lab = "make lab     # creates .venv, installs the course, opens JupyterLab at lesson 00"
-    test = "make test    # installs what the tests need too, and runs them: 8 minutes on two cores"
-    text = "\n".join(["```sh", clone, lab, test, "```"])
+    text = _clone(
+        course,
+        "creates .venv, installs the course, opens JupyterLab at lesson 00",
+        "optional: installs what the tests need too, and runs them, 8 minutes on two cores",
+    )
     if course.site:
         text += f"\n\nTo read first, without installing: <{course.site}>"
     if course.repository.startswith(GITHUB):
@@ -225,13 +259,18 @@ def _way(course: Course) -> str:
     return _wrapped(f"The short way to ZeRO leaves nothing out that it needs: `{way}`.")
 
 
-def _hours(course: Course) -> str:
-    """How long the course takes, and the short way to ZeRO."""
+def _all_hours(course: Course) -> tuple[int, ...]:
+    """Hours: all lessons, all exercises, the short way to ZeRO, and its exercises."""
     way = _on_the_way(course)
     lessons, short = (sum(one.minutes for one in some) for some in (course.written, way))
     exercises = sum(one.minutes for one in course.exercises.values())
     own = [course.exercises[one.number].minutes for one in way if one.number in course.exercises]
-    a, b, c, d = (round(minutes / 60) for minutes in (lessons, exercises, short, sum(own)))
+    return tuple(round(minutes / 60) for minutes in (lessons, exercises, short, sum(own)))
+
+
+def _hours(course: Course) -> str:
+    """How long the course takes, and the short way to ZeRO."""
+    a, b, c, d = _all_hours(course)
     return _wrapped(
         f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3 "
         f"takes {c} hours, and {d} for its exercises."

@@ -14,6 +14,8 @@ What a lesson's metadata holds (notebook metadata, key `ddpz`):
 
 A cell says in its own metadata which of the ten parts it begins, and what it settles by its run:
 "ddpz": {"part": "myths", "answers": ["Q65"], "busts": ["M020"], "teaches": ["T041"]}.
+Beside them stand the changes under which the cell must fail (`counterfactuals`, see that module)
+and, as `"source": ["M033"]`, the attributions, names and dates, which no run can prove.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 import nbformat
 
 from ddpz_lite.course.authoring.catalogue import CAN_WAIT, NUMBER
+from ddpz_lite.course.authoring.counterfactuals import counterfactuals
 from ddpz_lite.course.authoring.start import START, without
 from ddpz_lite.course.gym import bank, proofs
 
@@ -258,6 +261,19 @@ def settles(notebook) -> Iterator[str]:
                     yield f"{where} stands in text; it takes a cell that runs"
 
 
+def provable(notebook) -> Iterator[str]:
+    """Counterfactuals can be applied, and what is marked as a source is settled there."""
+    try:
+        counterfactuals(notebook)
+    except ValueError as error:
+        yield str(error)
+    for position, cell in enumerate(notebook.cells):
+        metadata = cell.metadata.get("ddpz", {})
+        settled = {id_ for key in SETTLES for id_ in metadata.get(key, [])}
+        if others := set(metadata.get("source", [])) - settled:
+            yield f"cell {position}: `source` names {sorted(others)}, which it does not settle"
+
+
 def fresh(notebook) -> Iterator[str]:
     """The stored outputs are those of the code that stands there now."""
     ran = notebook.metadata.get("ddpz", {}).get("ran")
@@ -281,7 +297,7 @@ def size(notebook) -> Iterator[str]:
 
 
 EVERYWHERE = (headings, alt_text, widget_fallback, clean_outputs, executed_in_order, plain_file)
-LESSON = (*EVERYWHERE, header_metadata, ten_parts, settles, fresh, size)
+LESSON = (*EVERYWHERE, header_metadata, ten_parts, settles, provable, fresh, size)
 
 
 def read(path: Path) -> nbformat.NotebookNode:

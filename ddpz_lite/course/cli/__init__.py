@@ -12,6 +12,8 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from datetime import date
+from typing import Literal
 
 from ddpz_lite import __version__
 from ddpz_lite.course.cli.shared import UserError, lesson_number, missing
@@ -152,6 +154,11 @@ def _author_commands(commands) -> None:
         "ddpz author 12",
     )
     author.add_argument("lesson", type=lesson_number, help="its number, as 12 or 05b")
+    author.add_argument(
+        "--proofs",
+        action="store_true",
+        help="run it: each proof must fail under the counterfactual that its metadata name",
+    )
 
 
 def _exercise_commands(commands) -> None:
@@ -235,14 +242,32 @@ def _gym_command(commands) -> None:
         commands,
         "gym",
         "ask the questions and myths of interviews that are due, and some new ones",
-        "ddpz gym --topic zero --new 3",
+        "ddpz gym --by 2026-12-03",
     )
-    gym.add_argument("--new", type=_count(0), default=5, help="new cards (default 5)")
+    gym.add_argument("--new", type=_count(0), default=None, help="new cards (5, or by the plan)")
+    gym.add_argument(
+        "--by",
+        type=_day,
+        default=None,
+        metavar="DAY",
+        help="the day of your interview, kept for later calls; --by never forgets it",
+    )
     gym.add_argument("--topic", default=None, metavar="WORD", help="of the topic's name, as zero")
     gym.add_argument("--only", choices=["questions", "myths"], default=None)
     gym.add_argument("--language", choices=["en", "zh"], default="en", help="en or zh (Chinese)")
     gym.add_argument("--mock", action="store_true", help="an interview: twelve cards, a report")
     gym.add_argument("--seed", type=int, default=None, help="with --mock: the same cards again")
+
+
+def _day(text: str) -> date | Literal[""]:
+    """A day as 2026-12-03, or "" for `never`."""
+    if text == "never":
+        return ""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        wanted = "takes a day, as 2026-12-03, or never"
+        raise argparse.ArgumentTypeError(f"{wanted}, not {text!r}") from None
 
 
 def _grade_command(commands) -> None:

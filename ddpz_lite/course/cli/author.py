@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 
 from ddpz_lite.course.authoring import missing as authoring
+from ddpz_lite.course.cli.lessons import choose, find
+from ddpz_lite.course.cli.proofs import unproved
 from ddpz_lite.course.cli.shared import UserError, folder
 
 
@@ -15,6 +17,9 @@ def run(options: Namespace) -> int:
         faults, warnings = authoring.faults(root, options.lesson)
     except authoring.NoLesson as error:
         raise UserError(str(error)) from None
+    if options.proofs:
+        for path in choose(find(str(root / "lessons")), [options.lesson]):
+            faults += unproved(path)
     for line in faults:
         print(f"- {line}")
     for line in warnings:

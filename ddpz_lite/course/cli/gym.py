@@ -11,14 +11,18 @@ from pathlib import Path
 from random import Random
 
 from ddpz_lite.course.cli.shared import UserError, folder
+from ddpz_lite.course.gym import plan as plans
 from ddpz_lite.course.gym.bank import Card, cards
 from ddpz_lite.course.gym.deck import Deck, Rating, now
 from ddpz_lite.course.gym.interview import draw, report
 from ddpz_lite.course.gym.proofs import Proof, proofs
+from ddpz_lite.course.gym.proofs import of as proofs_of
 from ddpz_lite.course.gym.session import Session, in_words, says
 
 WIDTH = 100  # characters at most
 MOST_PROOFS = 3
+NEW = 5  # cards without a plan
+WEAKEST = 3  # topics that the plan names
 KEYS = {"1": Rating.AGAIN, "2": Rating.HARD, "3": Rating.GOOD, "4": Rating.EASY}
 
 
@@ -32,7 +36,7 @@ def run(options: Namespace) -> int:
     if options.mock:
         asked = draw(there, deck, now(), Random(options.seed))
     else:
-        asked = deck.due(there, now(), options.new)
+        asked = _due(there, deck, options)
     if not asked:
         print(_nothing(there, deck, options.language))
         return 0
@@ -40,7 +44,7 @@ def run(options: Namespace) -> int:
         lessons: Path | None = folder("lessons")
     except UserError:  # the library alone is installed, without notebooks
         lessons = None
-    session = Session(asked, deck)
+    session = Session(asked, deck, again=0) if options.mock else Session(asked, deck)
     _ask(session, proofs(lessons) if lessons else {}, options.language)
     if session.asked:
         print()
@@ -48,6 +52,33 @@ def run(options: Namespace) -> int:
         last = _table(table) if options.mock else _summary(session, there, deck, options.language)
         print(last)
     return 0
+
+
+def _due(there: Sequence[Card], deck: Deck, options: Namespace) -> list[Card]:
+    """What to ask today: by the plan up to an interview, otherwise a few new ones."""
+    try:
+        if options.by is not None:
+            plans.keep(options.by or None)
+        day = plans.kept()
+        made = plans.plan(there, deck, day, now()) if day else None
+    except plans.PastDay as error:
+        plans.keep(None)
+        raise UserError(str(error)) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if made is None or options.new is not None:
+        return deck.due(there, now(), NEW if options.new is None else options.new)
+    print(_plan(made, options.language))
+    return plans.today(deck, there, made, now())
+
+
+def _plan(made: plans.Plan, language: str) -> str:
+    if not made.a_day:
+        return says("last days", language, made.days, made.day)
+    names = [topic.of(language) for topic in made.weakest[:WEAKEST]]
+    weak = (", " if language == "en" else "、").join(names)
+    first = says("plan", language, made.days, made.day, made.left, made.a_day, weak)
+    return first + (says("missed", language, made.missed) if made.missed else "")
 
 
 def _chosen(options: Namespace) -> list[Card]:
@@ -59,7 +90,7 @@ def _chosen(options: Namespace) -> list[Card]:
         if not found:
             raise UserError(f"no topic has {options.topic!r} in its name: {'; '.join(topics)}.")
     if options.only:
-        found = [card for card in found if card.myth == (options.only == "myths")]
+        found = [card for card in found if card.statement == (options.only == "myths")]
     if not found:
         raise UserError(f"this topic has no {options.only}.")
     return found
@@ -77,15 +108,29 @@ def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> Non
             return
         session.write(answer)
         print()
-        print(_wrapped(card.back.of(language), language))
-        for proof in proved.get(card.id, [])[:MOST_PROOFS]:
-            print(f"  {says('proof', language, f'lessons/{proof.file}', proof.section)}")
-        for source in card.sources:
-            print(f"  {says('source', language, f'{source.line} {source.url}')}")
+        _show(card, session.written, proofs_of(card, proved)[:MOST_PROOFS], language)
         rating = _rated(session, language) if answer.strip() else Rating.AGAIN
         if rating is None:
             return
         print(says("later", language, in_words(session.rate(rating), language)))
+
+
+def _show(card: Card, written: str, cells: Sequence[Proof], language: str) -> None:
+    """The checked answer, what a good one says beside one's own, the cells, who says so."""
+    print(_wrapped(card.answered(language), language))
+    if card.rubric:
+        print("\n" + says("rubric", language))
+        for point in card.rubric:
+            print(_wrapped(f"  [ ] {point.of(language)}", language))
+        if written:
+            print(_wrapped(says("yours", language, written), language))
+    for cell in cells:
+        kind = says(f"{cell.label} cell", language)
+        print(f"  {says('cell', language, kind, cell.file, cell.section)}")
+    for source in card.sources:
+        print(f"  {says('cited', language, f'{source.line} {source.url}')}")
+    if card.follow:
+        print(_wrapped(says("follow", language, card.follow.of(language)), language))
 
 
 def _written() -> str | None:
@@ -115,8 +160,8 @@ def _rated(session: Session, language: str) -> Rating | None:
 
 
 def _summary(session: Session, there: Sequence[Card], deck: Deck, language: str) -> str:
-    known = sum(one.rating >= Rating.GOOD for one in session.asked)
-    lines = [says("known", language, known, len(session.asked)), _nothing(there, deck, language)]
+    known = sum(one.rating >= Rating.GOOD for one in session.last)
+    lines = [says("known", language, known, len(session.last)), _nothing(there, deck, language)]
     return (" " if language == "en" else "").join(lines)
 
 

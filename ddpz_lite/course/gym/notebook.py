@@ -31,7 +31,7 @@ def mock_interview(seed: int, language: str = "en") -> None:
     """
     deck = _deck()
     drawn = draw(cards().values(), deck, now(), Random(seed))
-    show_cards(Session(drawn, deck), found(), language, report=True)
+    show_cards(Session(drawn, deck, again=0), found(), language, report=True)
 
 
 def found() -> dict[str, list[Proof]]:

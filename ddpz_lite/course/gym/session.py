@@ -30,18 +30,27 @@ class Asked:
     rating: Rating
 
 
+MOST_TIMES = 3  # that one card is asked in a session
+
+
 @dataclass
 class Session:
-    """Cards that are asked in order. clock: what time it is."""
+    """Cards that are asked in order. clock: what time it is.
+
+    again: a card that was not known is asked once more after so many others, or when these are
+    fewer at the end; 0 asks each card once. After MOST_TIMES it waits for another day.
+    """
 
     cards: Sequence[Card]
     deck: Deck
     clock: Callable[[], datetime] = now
+    again: int = 5
     asked: list[Asked] = field(default_factory=list)
     written: str | None = None  # the learner's answer to the card that is open
     took: float = 0.0  # seconds until it was written
 
     def __post_init__(self) -> None:
+        self._waiting = list(self.cards)
         self.begin()
 
     def begin(self) -> None:
@@ -51,12 +60,18 @@ class Session:
     @property
     def card(self) -> Card | None:
         """The card that is open; None once all are done."""
-        return self.cards[len(self.asked)] if len(self.asked) < len(self.cards) else None
+        return self._waiting[0] if self._waiting else None
+
+    @property
+    def last(self) -> list[Asked]:
+        """Each card once, as it went when it was last asked."""
+        return list({one.card.id: one for one in self.asked}.values())
 
     @property
     def place(self) -> tuple[int, int]:
-        """(which card is open, from 1; how many there are)."""
-        return min(len(self.asked) + 1, len(self.cards)), len(self.cards)
+        """(how many have been asked, the open one included; how many it will be, as it looks)."""
+        total = len(self.asked) + len(self._waiting)
+        return min(len(self.asked) + 1, total), total
 
     def write(self, answer: str) -> Card:
         """Hand in an answer, and get the card to turn over. "" says: I do not know.
@@ -80,6 +95,10 @@ class Session:
         wait = self.deck.review(card, rating, self.clock(), self.written)
         self.deck.save()
         self.asked.append(Asked(card, self.written, self.took, rating))
+        del self._waiting[0]
+        times = sum(one.card == card for one in self.asked)
+        if rating is Rating.AGAIN and self.again and times < MOST_TIMES:
+            self._waiting.insert(self.again, card)
         self.written = None
         self.begin()
         return wait
@@ -93,9 +112,17 @@ SAYS = {  # what is said around the cards, in both languages
     "ready": Words("{} cards. The time of each is taken.", "共 {} 张卡片，每张计时。"),
     "place": Words("{} of {}", "第 {} / {} 张"),
     "took": Words("You took {:.0f} s.", "用时 {:.0f} 秒。"),
-    "proved": Words("Proved by a run: {}.", "由运行证明：{}。"),
-    "proof": Words("proof: {}, section “{}”", "证明：{}，“{}”一节"),
-    "source": Words("source: {}", "出处：{}"),
+    "proves": Words("Proved by a run: {}.", "已由实际运行验证：{}。"),
+    "illustrates": Words("Shown in a run: {}.", "运行演示：{}。"),
+    "source": Words("Cited, not run: {}.", "引用，未运行：{}。"),
+    "cell": Words("{}: lessons/{}, section “{}”", "{}：lessons/{}，“{}”一节"),
+    "proves cell": Words("proof", "验证"),
+    "illustrates cell": Words("shown", "演示"),
+    "source cell": Words("cited", "引用"),
+    "cited": Words("source: {}", "出处：{}"),
+    "yours": Words("You wrote: {}", "你写的：{}"),
+    "rubric": Words("A good answer says:", "好的回答会提到："),
+    "follow": Words("They may ask next: {}", "可能的追问：{}"),
     "answer": Words("Answer", "答案"),
     "done": Words("All cards are done.", "全部答完。"),
     "again": Words("To run again:", "再跑一遍："),
@@ -115,6 +142,20 @@ SAYS = {  # what is said around the cards, in both languages
     ),
     "unseen": Words(
         "{} cards were never seen: ddpz gym --new 5.", "{} 张卡片还没见过：ddpz gym --new 5。"
+    ),
+    "plan": Words(
+        "{} days until your interview on {}. {} cards were never seen: {} new ones a day, weak "
+        "topics first ({}). ",
+        "距离 {1} 的面试还有 {0} 天。还有 {2} 张没见过：每天 {3} 张新卡，先练薄弱的主题（{4}）。",
+    ),
+    "last days": Words(
+        "{} days until your interview on {}: no new cards now, only what is due. An interview "
+        "to practise: ddpz gym --mock.",
+        "距离 {1} 的面试还有 {0} 天：不再加新卡，只复习到期的。模拟面试：ddpz gym --mock。",
+    ),
+    "missed": Words(
+        "There is no time for {} of them; questions come before statements.",
+        "其中 {} 张排不下；先问答题，后判断题。",
     ),
     "rules": Words(
         "Write your answer; an empty line ends it. An empty answer says: I do not know. "

@@ -115,9 +115,11 @@ def stacked_areas(
     return below, handles
 
 
-def legend_above(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
+def legend_above(
+    axes: Axes, handles: Sequence[Any], labels: Sequence[str], columns: int = 5
+) -> None:
     """A legend in rows above the axes, where it covers no data; the title stays above it."""
-    columns = min(len(labels), 5)
+    columns = min(len(labels), columns)
     lines = -(-len(labels) // columns)
     axes.legend(
         handles,

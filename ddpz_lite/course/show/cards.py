@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.course.gym import deck, interview
+from ddpz_lite.course.gym.proofs import LABELS, of
 from ddpz_lite.course.gym.session import in_words, says
 from ddpz_lite.course.show.live import show_live
 from ddpz_lite.course.show.page import in_notebook, prose, table_html
@@ -33,24 +34,30 @@ def show_cards(
 ) -> None:
     """Show the cards of a session. Without a kernel: every card, its answer behind a click.
 
-    proofs: the cells that prove a card, by its id. report: show a table when all are done.
+    proofs: the cells that settle a card, by its id. report: show a table when all are done.
     """
     cards = session.cards
-    still = "".join(_still(card, proofs.get(card.id, ()), language) for card in cards)
+    still = "".join(_still(card, of(card, proofs), language) for card in cards)
     text = "\n".join(f"{card.id}  {card.asked(language)}" for card in cards)
     controls = _view(session, proofs, language, report) if in_notebook() else []
     show_live(controls, still=f"<ol>{still}</ol>", text=text)
 
 
 def back(card: Card, proofs: Sequence[Proof], language: str) -> str:
-    """The checked answer of a card, who says so, and the cells that prove it, as HTML."""
-    parts = [f"<p>{prose(card.back.of(language))}</p>"]
-    if proofs:
-        cells = ", ".join(_links(proofs[:MOST_PROOFS]))
-        parts.append(f"<p>{says('proved', language, cells)}</p>")
+    """The checked answer of a card, who says so, and the cells that settle it, as HTML."""
+    parts = [f"<p>{prose(card.answered(language))}</p>"]
+    if card.rubric:
+        points = "".join(f"<li>{prose(point.of(language))}</li>" for point in card.rubric)
+        parts.append(f"<p>{says('rubric', language)}</p><ul>{points}</ul>")
+    for kind in LABELS:
+        cells = [proof for proof in proofs[:MOST_PROOFS] if proof.label == kind]
+        if cells:
+            parts.append(f"<p>{says(kind, language, ', '.join(_links(cells)))}</p>")
     if card.sources:
         lines = "<br>".join(f'<a href="{s.url}">{prose(s.line)}</a>' for s in card.sources)
         parts.append(f"<p><small>{lines}</small></p>")
+    if card.follow:
+        parts.append(f"<p>{says('follow', language, prose(card.follow.of(language)))}</p>")
     return "".join(parts)
 
 
@@ -75,12 +82,12 @@ def _still(card: Card, proofs: Sequence[Proof], language: str) -> str:
 
 
 def _again(session: Session, proofs: Mapping[str, Sequence[Proof]], language: str) -> str:
-    """The cards that were not known, each with the first cell that proves it, as HTML."""
+    """The cards that were not known, each with the first cell that settles it, as HTML."""
     lines = [
         f"<li>{prose(one.card.asked(language))}"
-        + "".join(f" → {link}" for link in _links(proofs.get(one.card.id, ())[:1]))
+        + "".join(f" → {link}" for link in _links(of(one.card, proofs)[:1]))
         + "</li>"
-        for one in session.asked
+        for one in session.last
         if one.rating < 3
     ]
     return f"<p>{says('again', language)}</p><ul>{''.join(lines)}</ul>" if lines else ""
@@ -129,7 +136,7 @@ def _view(
 
     def turn(text: str) -> None:
         card = session.write(text)
-        html = back(card, proofs.get(card.id, ()), language)
+        html = back(card, of(card, proofs), language)
         if report:
             html += f"<p><small>{says('took', language, session.took)}</small></p>"
         answer.value = f'<div role="alert">{html}</div>'

@@ -28,6 +28,7 @@ _HIDE_THE_DEAD = (
     " + .jp-OutputArea-child:has(.jupyter-widgets):not(:has(.dz-live)){display:none}</style>"
 )
 _LOOKS = (
+    ".dz-live>.jupyter-widgets{max-width:calc(100% - 4px)}"  # the 4 are margins: no scroll bar
     ".dz-live .widget-html-content{line-height:1.5}"
     ".dz-live p{margin:0.4em 0}"
     ".dz-live a{color:var(--jp-content-link-color,#0067c0);text-decoration:underline}"

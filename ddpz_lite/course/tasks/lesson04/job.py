@@ -21,13 +21,13 @@ from ddpz_lite.wire import span
 def token_buckets(answer: Callable[..., Any], *, calls: list[list[Any]]) -> dict[str, Any]:
     """calls: the arguments of each: lengths, budget, epoch, seed."""
     torch.manual_seed(7)
-    before, changed, dealt = _generators(), [], []
+    before, changed, batches = _generators(), [], []
     for arguments in calls:
         kept = Kept(lengths=arguments[0])
-        dealt.append(_lists(answer(*arguments)))
+        batches.append(_lists(answer(*arguments)))
         changed += kept.changed()
     drew = [name for name, now in _generators().items() if now != before[name]]
-    return {"dealt": dealt, "changed": changed, "drew_from": drew}
+    return {"batches": batches, "changed": changed, "drew_from": drew}
 
 
 def _lists(batches: Any) -> Any:
@@ -49,10 +49,10 @@ def _generators() -> dict[str, Any]:
 
 # ---- 04.work_queue ----
 
-# What a worker tells the clerk, who keeps the store: the last rank, which runs no answer.
+# What a worker sends to the clerk, who keeps the store: the last rank, which runs no answer.
 ADD, GET, SET, BEGIN, DONE = range(5)
 TEXT = 64  # bytes of a key, and of a value
-SILENCE = 3.0  # seconds without a message, after which nobody is waited for any more
+SILENCE = 3.0  # seconds without a message, after which no rank is waited for any more
 PAUSE = 0.0005
 
 
@@ -76,7 +76,7 @@ def work_queue(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> di
                 zeros = torch.zeros_like(call["gradients"][0])
                 gradient = _gradient(store, call["gradients"])
                 result = answer(store, call["tokens"], gradient, zeros)
-            finally:  # whoever raised is waited for by nobody
+            finally:  # so that no rank waits for one that raised
                 store._ask(DONE, "", number + 1 < len(calls))
             results.append(result.clone() if isinstance(result, torch.Tensor) else result)
             changed += kept.changed()
@@ -135,12 +135,13 @@ def _gradient(store: _Store, gradients: torch.Tensor) -> Callable[[int], torch.T
 
 
 class _Clerk:
-    """Keeps the store, and lets a rank that begins a text go on when it has had its time.
+    """Keeps the store, and lets a rank that begins a text continue when it has had its time.
 
-    Where there are enough texts, each rank has begun one before any goes on, so that none comes too
-    late to get one. The rank that is busy is done with its long text when all others have been
-    begun. Ranks that read get their answers together, when each has asked for something: who then
-    writes what it read plus one writes what the others write. SILENCE ends each of these waits.
+    Where there are enough texts, each rank has begun one before any continues, so that none comes
+    too late to get one. The rank that is busy is done with its long text when all others have been
+    begun. Ranks that read get their answers together, when each has asked for something. A rank
+    that then writes what it read plus one writes what the others write. SILENCE ends each of these
+    waits.
     """
 
     def __init__(self, everyone: dist.ProcessGroup, clerk: int) -> None:
@@ -156,7 +157,7 @@ class _Clerk:
         self.begun, self.waiting = [], None
         self.unasked, has_asked = [], set()  # texts that were begun by ranks that had not asked
         self.asked: dict[int, tuple[int, str, str]] = {}  # by rank: kind, key, value
-        self.silent, going_on = False, []
+        self.silent, continuing = False, []
         working = set(range(self._workers))
         while working:
             rank, kind, key, value = self._hear(working)
@@ -168,16 +169,16 @@ class _Clerk:
                 has_asked.add(rank)
             if kind == DONE:
                 working.discard(rank)
-                going_on += [rank] if value == "1" else []
+                continuing += [rank] if value == "1" else []
             else:
                 self.asked[rank] = kind, key, value
             self._serve(working)
-        for rank in going_on:
+        for rank in continuing:
             self._reply(rank, "")
         return {"begun": self.begun, "waiting": self.waiting, "unasked": self.unasked}
 
     def _hear(self, working: set[int]) -> tuple[int, int, str, str]:
-        """The next message. After a silence whoever was made to wait goes on."""
+        """The next message. After a silence, the ranks that were made to wait continue."""
         message = torch.empty(2 * TEXT + 2, dtype=torch.uint8)
         work, heard = dist.irecv(message, group=self._everyone), time.monotonic()
         while not work.is_completed():
@@ -239,24 +240,24 @@ def stop_together(
     for call in calls:
         training = _Training(call["wish"])
         returned = answer(training.step, training.wants_to_stop, call["most"])
-        seen.append({"returned": returned, "told": training.told})
+        seen.append({"returned": returned, "events": training.events})
     return {"calls": seen}
 
 
 class _Training:
     """Steps that need all ranks, and a rank that wishes to stop after some of them.
 
-    told: "step" and "asked", in the order in which they happened.
+    events: "step" and "asked", in the order in which they happened.
     """
 
     def __init__(self, wish: Sequence[int]) -> None:
-        self.wish, self.told = wish, []
+        self.wish, self.events = wish, []
 
     def step(self) -> None:
-        self.told.append("step")
+        self.events.append("step")
         with span("step"):
             dist.all_reduce(torch.ones(8))
 
     def wants_to_stop(self) -> bool:
-        self.told.append("asked")
-        return self.told.count("step") in self.wish
+        self.events.append("asked")
+        return self.events.count("step") in self.wish

@@ -53,14 +53,14 @@ def _bucket_cases(rng: torch.Generator) -> list[Case]:
 
 
 def _batches(seen: Observed, call: int) -> Batches | str:
-    """What was dealt in a call; a sentence where it is not lists of whole numbers."""
-    dealt = [got["dealt"][call] for got in seen.data]
-    for rank, batches in enumerate(dealt):
+    """What was assigned in a call; a sentence where it is not lists of whole numbers."""
+    of_ranks = [got["batches"][call] for got in seen.data]
+    for rank, batches in enumerate(of_ranks):
         if isinstance(batches, str):
             return f"Rank {rank} returned a {batches}, not a list of lists of ints."
         if any(whole(index) is None for index in chain(*batches)):
-            return f"Rank {rank} returned lists of something else than ints."
-    return [[[whole(index) for index in batch] for batch in batches] for batches in dealt]
+            return f"Rank {rank} returned lists with something other than ints."
+    return [[[whole(index) for index in batch] for batch in batches] for batches in of_ranks]
 
 
 def _each_call(judge: Callable[[Batches, list[int], int], str | None]):
@@ -82,15 +82,15 @@ def _once(batches: Batches, lengths: list[int], budget: int) -> str | None:
     if set(every) - set(range(samples)):
         return f"some indices are not among 0 to {samples - 1}."
     missing, twice = samples - len(every), every.total() - len(every)
-    if world > 1 and all(len(set(chain(*mine))) == samples for mine in batches):
-        return "every rank got all samples. Each takes its part of them."
+    if world > 1 and all(len(set(chain(*local))) == samples for local in batches):
+        return "every rank got all samples. Give each rank a part of them."
     if missing and twice:
         return (
-            f"{twice} samples came twice and {missing} never: the ranks did not deal from one and "
-            "the same order. It must come from seed and epoch alone, never from the rank."
+            f"{twice} samples came twice and {missing} never, because the ranks did not start from "
+            "the same order. Derive the order from seed and epoch alone, never from the rank."
         )
     if missing:
-        return f"{missing} samples never came. None may be left out, the tail neither."
+        return f"{missing} samples never came. Leave none out, not even the last ones."
     if twice:
         return f"{twice} samples came twice."
     return None
@@ -98,18 +98,22 @@ def _once(batches: Batches, lengths: list[int], budget: int) -> str | None:
 
 @_each_call
 def _as_many(batches: Batches, lengths: list[int], budget: int) -> str | None:
-    counts, world = [len(mine) for mine in batches], len(batches)
+    counts, world = [len(local) for local in batches], len(batches)
     if len(set(counts)) > 1:
         return (
-            f"the ranks have {', '.join(map(str, counts))} batches. Whoever has one more waits in "
-            "it for ever."
+            f"the ranks have {', '.join(map(str, counts))} batches. A rank with one more waits in "
+            "it forever."
         )
-    for rank, mine in enumerate(batches):
-        if [] in mine:
-            return f"rank {rank} has nothing in step {mine.index([])}."
+    for rank, local in enumerate(batches):
+        if [] in local:
+            return f"rank {rank} has an empty batch in step {local.index([])}."
     fewest = -(-sum(lengths) // (world * budget))
     if counts[0] > fewest + 1:
-        each = " The budget is that of one rank, not of all." if counts[0] >= world * fewest else ""
+        each = (
+            " The budget is for one rank, not for all together."
+            if counts[0] >= world * fewest
+            else ""
+        )
         return (
             f"each rank has {counts[0]} batches. All tokens would fill {fewest}, and one more is "
             f"allowed.{each}"
@@ -120,26 +124,26 @@ def _as_many(batches: Batches, lengths: list[int], budget: int) -> str | None:
 @_each_call
 def _within(batches: Batches, lengths: list[int], budget: int) -> str | None:
     fewest = -(-sum(lengths) // (len(batches) * budget))
-    for rank, mine in enumerate(batches):
-        for step, batch in enumerate(mine):
+    for rank, local in enumerate(batches):
+        for step, batch in enumerate(local):
             tokens = sum(lengths[i] for i in batch)
             if tokens > budget:
                 more = (
-                    " What fits on the mean rank does not fit on the fullest: look at it, and take "
-                    "one step more."
+                    " The mean rank fits, but the fullest does not. Look at the fullest, and take "
+                    "one more step."
                 )
                 return (
                     f"in step {step} rank {rank} has {tokens} tokens, and there is room for "
-                    f"{budget}.{more if len(mine) <= fewest else ''}"
+                    f"{budget}.{more if len(local) <= fewest else ''}"
                 )
     return None
 
 
 @_each_call
 def _equal_work(batches: Batches, lengths: list[int], budget: int) -> str | None:
-    if len({len(mine) for mine in batches}) > 1:
-        return "steps are compared when all ranks have as many batches."
-    tokens = [[sum(lengths[i] for i in batch) for batch in mine] for mine in batches]
+    if len({len(local) for local in batches}) > 1:
+        return "steps can be compared only if all ranks have the same number of batches."
+    tokens = [[sum(lengths[i] for i in batch) for batch in local] for local in batches]
     world, samples = len(batches), [len(batch) for batch in chain(*batches)]
     for step, ranks in enumerate(zip(*tokens, strict=True)):
         most, mean = max(ranks), sum(ranks) / world
@@ -148,11 +152,13 @@ def _equal_work(batches: Batches, lengths: list[int], budget: int) -> str | None
         rank = ranks.index(most)
         wrong = f"in step {step} rank {rank} has {most} tokens, {most / mean:.2f} times the mean"
         if max(samples) - min(samples) <= 1:
-            return f"{wrong}. All batches have as many samples; but it is tokens that take time."
+            return (
+                f"{wrong}. All batches have the same number of samples, but tokens take the time."
+            )
         if max(map(sum, tokens)) <= EQUAL * sum(lengths) / world:
             return (
-                f"{wrong}. Over the epoch the ranks have equal work, step by step they do not; and "
-                "in each step the fastest waits for the slowest."
+                f"{wrong}. Over the epoch the ranks have equal work, but not in each step, and in "
+                "each step all wait for the slowest."
             )
         return f"{wrong}: the others wait for it."
     return None
@@ -163,27 +169,27 @@ def _pairs(batches: Batches) -> set[tuple[int, int]]:
 
 
 def _mixed(seen: Observed) -> str | None:
-    dealt = [_batches(seen, call) for call in range(len(EPOCHS) + 2)]  # of one budget
-    if any(isinstance(batches, str) for batches in dealt):
-        return next(batches for batches in dealt if isinstance(batches, str))
-    first, *others, again, reseeded = dealt
+    assigned = [_batches(seen, call) for call in range(len(EPOCHS) + 2)]  # of one budget
+    if any(isinstance(batches, str) for batches in assigned):
+        return next(batches for batches in assigned if isinstance(batches, str))
+    first, *others, again, reseeded = assigned
     if first != again:
-        return "Epoch 0 was asked for twice and came in two orders."
+        return "Epoch 0 was requested twice and gave two different results."
     before, same = _pairs(first), set(map(frozenset, chain(*first)))
     known = zip((*(f"epoch {epoch}" for epoch in EPOCHS[1:]), "another seed"), [*others, reseeded],
                 strict=True)  # fmt: skip
     for words, batches in known:
         if batches == first:
-            return f"Epoch 0 and {words} have the very same batches."
+            return f"Epoch 0 and {words} have exactly the same batches."
         if set(map(frozenset, chain(*batches))) == same:
             return (
-                f"Epoch 0 and {words} have the same batches, in another order or on other ranks: "
-                "samples are to meet others."
+                f"Epoch 0 and {words} have the same batches, in another order or on other ranks. "
+                "Mix the samples, so that each meets others."
             )
         if len(before & _pairs(batches)) > PARTNERS * len(before):
             return (
                 f"Of the samples that share a batch in epoch 0, most do so again in {words}: "
-                "sorted by length, the same ones meet for ever. Shuffle first; sort within a step."
+                "sorted by length, the same ones meet forever. Shuffle first, then sort in a step."
             )
     return None
 
@@ -192,12 +198,12 @@ def _no_trace(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
         if got["drew_from"]:
             return (
-                f"Rank {rank} drew from the global generator of {got['drew_from'][0]}: whoever "
-                "uses it next sees other numbers. Make a generator of your own."
+                f"Rank {rank} drew from the global generator of {got['drew_from'][0]}, so all "
+                "later code sees other numbers. Make a separate generator."
             )
         if got["changed"]:
-            return f"Rank {rank} changed {got['changed'][0]}, which was handed in to be read."
-    return silent(seen, "Lengths and seed are the same everywhere: nothing has to be sent.")
+            return f"Rank {rank} changed {got['changed'][0]}, which is only for reading."
+    return silent(seen, "Lengths and seed are equal on all ranks, so nothing has to be sent.")
 
 
 TOKEN_BUCKETS = Task(
@@ -209,26 +215,26 @@ TOKEN_BUCKETS = Task(
     cases=_bucket_cases,
     criteria=(
         Criterion("each sample once, on one rank", 2, _once),
-        Criterion("as many batches on each rank, and few", 1, _as_many),
+        Criterion("equally many batches on each rank, and few", 1, _as_many),
         Criterion("no batch above the budget", 1, _within),
-        Criterion("in a step about as many tokens on each rank", 1, _equal_work),
+        Criterion("about equal tokens on each rank in a step", 1, _equal_work),
         Criterion("other batches in another epoch", 1, _mixed, on=("",)),
         Criterion("nothing sent, nothing changed", 1, _no_trace),
     ),
     hints=(
-        "Which sample should be placed first, if the last ones are to fill the gaps: a long or a "
-        "short one?",
-        "If you knew the number of steps: shuffle, cut into steps of equal tokens by the running "
-        "sum, deal each out to the ranks. How many steps are the fewest that could do? And how "
-        "does every rank notice that they do not?",
-        "steps = -(-sum(lengths) // (budget * world)). Deal each step out, for all ranks: the "
-        "longest first, each to the rank with the fewest tokens so far. While the fullest batch of "
-        "any rank is above the budget, deal again with one step more. Return your own lists.",
+        "The last samples should fill the gaps. Which sample do you place first, a long or a short "
+        "one?",
+        "If the number of steps is known, shuffle, cut into steps of equal tokens by the running "
+        "sum, and assign each step to the ranks. What is the smallest possible number of steps? "
+        "How does every rank notice that it is too small?",
+        "steps = -(-sum(lengths) // (budget * world)). Assign each step for all ranks: the longest "
+        "first, each to the rank with the fewest tokens so far. While the fullest batch of any "
+        "rank is above the budget, assign again with one more step. Return your own lists.",
     ),
-    debrief="fairseq's max_tokens is such a limit, counted with padding: samples of similar length "
-    "together. ddpz_lite's TokenBudgetSampler takes the budget for a mean: a batch may be a little "
-    "above it, and all epochs have as many steps. Where texts are packed end to end, as in most "
-    "pretraining, every batch has the same number of tokens by construction.",
+    debrief="fairseq's max_tokens is such a limit. It counts padding, so samples of similar length "
+    "come together. For ddpz_lite's TokenBudgetSampler the budget is a mean: a batch may be a "
+    "little above it, and all epochs have the same number of steps. Most pretraining packs texts "
+    "end to end, so that every batch has the same number of tokens.",
 )
 
 # -- 04.work_queue ---------------------------------------------------------------------------------
@@ -286,19 +292,19 @@ def _texts(seen: Observed) -> str | None:
         begun, texts = [text for _, text in log["begun"]], len(call["tokens"])
         times = Counter(begun)
         if _workers(seen) > 1 and len(times) == texts and min(times.values()) >= _workers(seen):
-            return "Every rank worked on every text. Each text is one rank's."
+            return "Every rank worked on every text. Each text is for one rank."
         for text, count in times.items():
             who = sorted({rank for rank, other in log["begun"] if other == text})
             if count > 1 and len(who) > 1:
                 ranks = " and ".join(map(str, who[:2]))
                 return (
-                    f"Ranks {ranks} both worked on text {text}. Between one rank's reading of the "
-                    "counter and its writing, the other has read it too: add() does both at once."
+                    f"Ranks {ranks} both worked on text {text}. After one rank had read the "
+                    "counter and before it wrote, the other read it too. add() does both at once."
                 )
             if count > 1:
                 return f"Rank {who[0]} worked on text {text} {count} times."
         if missing := set(range(texts)) - set(times):
-            return f"Nobody worked on text {min(missing)} of {texts}, counted from 0."
+            return f"No rank worked on text {min(missing)} of {texts}, counted from 0."
     return None
 
 
@@ -322,21 +328,21 @@ def _mean(
     tokens = torch.tensor(call["tokens"], dtype=gradients.dtype)  # (texts,)
     weighted, world = tokens[:, None] * gradients, len(every)
     total = weighted.sum(0)
-    parts = [(weighted[mine].sum(0), tokens[mine].sum().clamp(min=1)) for mine in every]
-    plain = [gradients[mine].mean(0) if mine else gradients[0] * 0 for mine in every]
+    parts = [(weighted[local].sum(0), tokens[local].sum().clamp(min=1)) for local in every]
+    plain = [gradients[local].mean(0) if local else gradients[0] * 0 for local in every]
     means = (
         "is the mean of the ranks' means: a rank that did little counts as much as one that did a "
-        "lot. Divide by the tokens of all."
+        "lot. Divide by the tokens of all ranks."
     )
-    texts = "is the mean over texts: a short one counts as much as a long one. Weigh by tokens."
-    alone = "is of the rank's own texts alone: add up over the ranks."
+    texts = "is the mean over texts: a short one counts as much as a long one. Weight by tokens."
+    alone = "comes from the rank's own texts only: add up over the ranks."
     mistakes = {
         means: torch.stack([part / count for part, count in parts]).mean(0),
         f"{means} ": torch.stack(plain).mean(0),
         texts: gradients.mean(0),
         "is the sum over all tokens: divide by their number.": total,
-        "is the sum over all texts, and not weighed by tokens.": gradients.sum(0),
-        "is divided by the number of ranks, not by that of the tokens.": total / world,
+        "is the sum over all texts, and not weighted by tokens.": gradients.sum(0),
+        "is divided by the number of ranks instead of the number of tokens.": total / world,
         "is divided by the number of ranks as well.": total / tokens.sum() / world,
         alone: weighted[own].sum(0) / tokens.sum(),
         f"{alone} ": parts[rank][0] / parts[rank][1],
@@ -345,42 +351,42 @@ def _mean(
     return wrong and wrong.strip()
 
 
-def _nobody_waits(seen: Observed) -> str | None:
+def _no_text_waits(seen: Observed) -> str | None:
     calls = zip(seen.case.inputs[0]["calls"], seen.data[-1]["log"], strict=True)
     for call, log in calls:
         busy, workers = call["busy"], _workers(seen)
         idle = set(range(workers)) - {worker for worker, _ in log["begun"]}
         if log["waiting"]:
             return (
-                f"Rank {busy} was busy with one text for long. {log['waiting']} more waited "
-                "for it, though the others had nothing left to do: they were dealt beforehand, or "
-                "taken before the rank was done with the last one."
+                f"Rank {busy} was busy with one text for a long time. {log['waiting']} more waited "
+                "for it although the others were free: they were assigned in advance, or taken "
+                "before the rank had finished the last one."
             )
         if log["unasked"] and workers > 1:
             rank, text = log["unasked"][0]
             return (
-                f"Rank {rank} began text {text} without having asked the store since the one "
-                "before: what is dealt beforehand waits for its rank, even if another is free."
+                f"Rank {rank} began text {text} without asking the store after the previous one. A "
+                "text that is assigned in advance waits for its rank even if another is free."
             )
         if idle and len(call["tokens"]) >= 2 * workers:
-            return f"Rank {min(idle)} worked on nothing, and there were texts for all."
+            return f"Rank {min(idle)} worked on no text, and there were enough for all."
     return None
 
 
 def _one_sum(seen: Observed) -> str | None:
-    """One collective of P + 1 elements a call, beside what the store takes."""
+    """One collective of P + 1 elements per call, besides the messages of the store."""
     calls, workers = seen.case.inputs[0]["calls"], _workers(seen)
     for rank in range(workers):
         own = [r for r in seen.calls(rank) if len(r.group) <= workers]
         if messages := sum(r.op in ("send", "recv") for r in own):
             return (
-                f"Rank {rank} sent and received {messages} messages. Nobody has to deal: the store "
-                "has the counter."
+                f"Rank {rank} sent and received {messages} messages. No rank has to assign texts: "
+                "the store has the counter."
             )
         if len(own) > len(calls):
             return (
-                f"Rank {rank} made {len(own)} collectives where {len(calls)} would do. Sum up your "
-                "own texts, and add up over the ranks once."
+                f"Rank {rank} called {len(own)} collectives, and {len(calls)} are enough. Sum up "
+                "the texts of a rank, and then once over all ranks."
             )
         for record, call in zip(own, calls, strict=False):
             most = call["gradients"].shape[1] + 1
@@ -397,7 +403,7 @@ def _one_sum(seen: Observed) -> str | None:
 def _unchanged(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data[:-1]):
         if got["changed"]:
-            return f"Rank {rank} changed {got['changed'][0]}, which was handed in to be read."
+            return f"Rank {rank} changed {got['changed'][0]}, which is only for reading."
     return None
 
 
@@ -407,7 +413,7 @@ def _few(seen: Observed) -> str | None:
 
 WORK_QUEUE = Task(
     id="04.work_queue",
-    title="Whoever is free takes the next",
+    title="A free rank takes the next text",
     answer="work_queue",
     job="lesson04.work_queue",
     minutes=15,
@@ -415,22 +421,22 @@ WORK_QUEUE = Task(
     criteria=(
         Criterion("each text is worked on once", 2, _texts, on=("",)),
         Criterion("the mean over all tokens, on every rank", 2, _gradient, on=("",)),
-        Criterion("no text waits for a rank that is busy", 2, _nobody_waits, on=("",)),
+        Criterion("no text waits for a rank that is busy", 2, _no_text_waits, on=("",)),
         Criterion("one collective, and no messages", 1, _one_sum),
         Criterion("fewer texts than ranks", 1, _few, on=("few",)),
     ),
     hints=(
-        "Two ranks ask at the same moment. What must the store do so that they do not hear the "
-        "same number?",
-        "store.add(key, 1) returns the number after adding: the first rank hears 1. When is there "
-        "no text left?",
-        "While the number that add gives is a text's: add tokens times gradient to the zeros. "
-        "After the loop, on every rank, also on one that got no text: one all-reduce, and divide "
-        "by the tokens of all texts.",
+        "Two ranks ask at the same moment. What must the store do so that they get different "
+        "numbers?",
+        "store.add(key, 1) returns the number after adding, so the first rank gets 1. When is no "
+        "text left?",
+        "While the number from add belongs to a text, add tokens times gradient to the zeros. "
+        "After the loop call one all-reduce on every rank, also on a rank without any text, and "
+        "divide by the tokens of all texts.",
     ),
-    debrief="A queue suits work whose length nobody knows beforehand, such as generating texts in "
-    "reinforcement learning. Where lengths are known, a deal by tokens balances as well, asks "
-    "nobody, and gives the same batches in every run.",
+    debrief="A queue suits work of unknown length, such as generating texts in reinforcement "
+    "learning. If lengths are known, assigning by tokens balances as well, needs no store, and "
+    "gives the same batches in every run.",
 )
 
 # -- 04.stop_together ------------------------------------------------------------------------------
@@ -448,17 +454,21 @@ WISHES = (
 )
 # Rules that people give instead: of the ranks that wished after each step so far, the world.
 RULES: dict[str, Callable[[list[list[int]], int], bool]] = {
-    "One wish alone ended it: it takes those of more than half.": lambda w, n: len(w[-1]) > 0,
-    "Half of the ranks ended it, and it takes more than half.": lambda w, n: 2 * len(w[-1]) >= n,
-    "It waited until all wished it: more than half is enough.": lambda w, n: len(w[-1]) == n,
-    "It took two wishes: ask how many ranks there are.": lambda w, n: len(w[-1]) >= 2,
-    "Wishes of earlier steps were counted, too: each holds for its own step.": (
+    "One wish alone ended the run, but more than half are needed.": lambda w, n: len(w[-1]) > 0,
+    "Half of the ranks ended the run, but more than half are needed.": lambda w, n: (
+        2 * len(w[-1]) >= n
+    ),
+    "The run continued until all wished to stop, but more than half are enough.": lambda w, n: (
+        len(w[-1]) == n
+    ),
+    "Two wishes ended the run. Use the number of ranks.": lambda w, n: len(w[-1]) >= 2,
+    "Wishes of earlier steps were counted too, but a wish holds for one step.": (
         lambda w, n: 2 * len(set(chain(*w))) > n
     ),
-    "Wishes of earlier steps were counted, too: each holds for its own step. ": (
+    "Wishes of earlier steps were counted too, but a wish holds for one step. ": (
         lambda w, n: 2 * len(list(chain(*w))) > n
     ),
-    "It went by rank 0's wish: the others are to be heard as well.": lambda w, n: 0 in w[-1],
+    "Only rank 0's wish counted, but all ranks have one.": lambda w, n: 0 in w[-1],
 }
 
 
@@ -477,7 +487,7 @@ def _wishing(seen: Observed, call: int) -> list[list[int]]:
     """For each step that is allowed, the ranks that wish to stop after it."""
     inputs = [rank["calls"][call] for rank in seen.case.inputs]
     return [
-        [rank for rank, mine in enumerate(inputs) if step in mine["wish"]]
+        [rank for rank, local in enumerate(inputs) if step in local["wish"]]
         for step in range(1, inputs[0]["most"] + 1)
     ]
 
@@ -495,19 +505,19 @@ def _majority(wishing: list[list[int]], world: int) -> bool:
 def _stopped(seen: Observed) -> str | None:
     world, calls = seen.case.world, range(len(seen.case.inputs[0]["calls"]))
     wishing = [_wishing(seen, call) for call in calls]
-    taken = [[got["calls"][call]["told"].count("step") for got in seen.data] for call in calls]
+    taken = [[got["calls"][call]["events"].count("step") for got in seen.data] for call in calls]
     right = [_last(wishing[call], world, _majority) for call in calls]
     for call in calls:
         if len(set(taken[call])) > 1:
             steps = ", ".join(map(str, taken[call]))
-            return f"All were to stop after step {right[call]}; the ranks took {steps} steps."
+            return f"All ranks should stop after step {right[call]}. They took {steps} steps."
         if taken[call][0] != right[call]:
             return _why(wishing, [ranks[0] for ranks in taken], right, call, world)
         for rank, got in enumerate(seen.data):
             if number(got["calls"][call]["returned"]) != right[call]:
                 return (
                     f"Rank {rank} returned {got['calls'][call]['returned']!r} after {right[call]} "
-                    "steps. Return their number."
+                    "steps. Return the number of steps."
                 )
     return None
 
@@ -518,28 +528,28 @@ def _why(
     """What was wrong with a call, by the rule that explains all of them."""
     who = wishing[call][right[call] - 1]
     asked = (
-        f"the first after which {len(who)} of {world} wished to stop"
+        f"the first step after which {len(who)} of {world} ranks wished to stop"
         if 2 * len(who) > world
-        else "the most allowed"
+        else "the largest number allowed"
     )
-    wrong = f"All took {taken[call]} steps. Expected are {right[call]}, {asked}."
+    wrong = f"All ranks took {taken[call]} steps. Right is {right[call]}, {asked}."
     if taken[call] == right[call] + 1:
-        wrong += " A wish is obeyed before the next step."
+        wrong += " Stop before the next step begins."
     for words, rule in RULES.items():
-        if taken == [_last(mine, world, rule) for mine in wishing]:
-            return f"{wrong} It is as if this were the rule: {words.strip()}"
+        if taken == [_last(local, world, rule) for local in wishing]:
+            return f"{wrong} {words.strip()}"
     return wrong
 
 
 def _asked(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
         for call in got["calls"]:
-            told = call["told"]
-            if told != ["step", "asked"] * (len(told) // 2):
-                steps, asked = told.count("step"), told.count("asked")
+            events = call["events"]
+            if events != ["step", "asked"] * (len(events) // 2):
+                steps, asked = events.count("step"), events.count("asked")
                 return (
-                    f"Rank {rank} took {steps} steps and was asked {asked} times. A wish may count "
-                    "how often it is asked: ask once after each step."
+                    f"Rank {rank} took {steps} steps and was asked {asked} times. The answer may "
+                    "depend on how often you ask, so ask once after each step."
                 )
     return None
 
@@ -547,21 +557,21 @@ def _asked(seen: Observed) -> str | None:
 def _one_number(seen: Observed) -> str | None:
     world = seen.case.world
     for rank in range(world):
-        steps = sum(call["told"].count("step") for call in seen.data[rank]["calls"])
+        steps = sum(call["events"].count("step") for call in seen.data[rank]["calls"])
         inside = {record.seq for record in seen.calls(rank, "step")}
         own = [record for record in seen.calls(rank) if record.seq not in inside]
         if len(own) > steps:
             ops = " and ".join(sorted({record.op for record in own}))
             return (
-                f"Rank {rank} made {len(own)} calls beside {steps} steps ({ops}): one each will do."
+                f"Rank {rank} made {len(own)} calls in {steps} steps ({ops}). One a step is enough."
             )
         for record in own:
             if record.op not in ("all_reduce", "all_gather"):
-                return f"Rank {rank} called {record.op}. An all_reduce tells all how many wish it."
+                return f"Rank {rank} called {record.op}. An all_reduce counts the wishes."
             if record.elements > (1 if record.op == "all_reduce" else world):
                 return (
                     f"Rank {rank} called {record.op} on {record.elements} elements, and one number "
-                    "from each rank is enough."
+                    "per rank is enough."
                 )
     return None
 
@@ -582,21 +592,22 @@ STOP_TOGETHER = Task(
         Criterion("one collective of one number a step", 2, _one_number),
     ),
     hints=(
-        "If rank 2 leaves the loop alone, in which call do the others wait for it?",
-        "A wish is a number: 1 or 0. Which reduction of all ranks' numbers tells how many wish it? "
+        "If only rank 2 leaves the loop, in which call do the others wait for it?",
+        "A wish is a number, 1 or 0. Which reduction gives the number of ranks that wish to stop? "
         "Of four ranks, are two more than half?",
-        "After each step: a tensor of one number, 1 if this rank wishes to stop now; all_reduce "
-        "adds them up; where twice the sum is more than the world size, return on every rank.",
+        "After each step make a tensor of one number, 1 if this rank wishes to stop now. "
+        "all_reduce adds them up. If twice the sum is more than the world size, return on every "
+        "rank.",
     ),
-    debrief="Lightning's EarlyStopping reduces the wish over all ranks as well before anyone obeys "
-    "it; there one wish is enough. Whatever decides how the loop goes on (a NaN, a time limit, a "
-    "signal) must be one decision of all.",
+    debrief="Lightning's EarlyStopping also reduces the wish over all ranks before any rank stops. "
+    "Every decision about the loop must be made together, for example after a NaN, at a time "
+    "limit, or on a signal.",
 )
 
 # -- 04.attention_buckets --------------------------------------------------------------------------
 
 MORE_STEPS = 3
-LONG = 10  # of so many samples one is long: a deal by tokens is not one by pairs
+LONG = 10  # of so many samples one is long: equal tokens are not equal pairs
 ROOMS = ((1.1, 1.6), (1.6, 1.002), (1.15, 1.1))  # for tokens and pairs, of what steps need
 
 # The judges of 04.token_buckets look at these calls, too: their budget is a pair here.
@@ -649,7 +660,7 @@ def _pairs_in(lengths: Sequence[int]) -> int:
 
 def _of_batches(batches: Batches, lengths: list[int]) -> list[list[list[int]]]:
     """By rank and step, the lengths of the samples."""
-    return [[[lengths[i] for i in batch] for batch in mine] for mine in batches]
+    return [[[lengths[i] for i in batch] for batch in local] for local in batches]
 
 
 def _once_together(seen: Observed) -> str | None:
@@ -660,7 +671,7 @@ def _once_together(seen: Observed) -> str | None:
         batches = _batches(seen, call)
         if isinstance(batches, str):
             return wrong
-        counts = [len(mine) for mine in batches]
+        counts = [len(local) for local in batches]
         if _missing(batches, seen, call):
             if len(set(counts)) == 1:
                 return wrong
@@ -681,32 +692,32 @@ def _missing(batches: Batches, seen: Observed, call: int) -> set[int]:
 
 @_each_call
 def _few_steps(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
-    counts, world = [len(mine) for mine in batches], len(batches)
+    counts, world = [len(local) for local in batches], len(batches)
     if len(set(counts)) > 1:
         return (
             f"the ranks have {', '.join(map(str, counts))} batches. A rank that has one more waits "
-            "in it for ever."
+            "in it forever."
         )
     tokens, pairs = budgets
     by_tokens = -(-sum(lengths) // (world * tokens))
     by_pairs = -(-_pairs_in(lengths) // (world * pairs))
     fewest = max(by_tokens, by_pairs)
     if counts[0] <= fewest + MORE_STEPS:
-        empty = [(rank, mine.index([])) for rank, mine in enumerate(batches) if [] in mine]
-        return f"rank {empty[0][0]} has nothing in step {empty[0][1]}." if empty else None
+        empty = [(rank, local.index([])) for rank, local in enumerate(batches) if [] in local]
+        return f"rank {empty[0][0]} has an empty batch in step {empty[0][1]}." if empty else None
     every = [batch for batch in chain(*_of_batches(batches, lengths)) if batch]
     why = ""
     if all(sum(batch) ** 2 <= pairs for batch in every):
         why = (
-            " The squares of the batches' sums are within the budget: a token is compared with "
-            "those of its own sample, so square first, then add."
+            " The squares of the batches' sums are within the budget. But a token is compared only "
+            "with those of its own sample, so square first, then add."
         )
     elif sum(max(batch) < 2 * min(batch) for batch in every) > len(every) / 2:
-        why = " Batches of like samples use up one budget and leave the other: shuffle first."
+        why = " Batches of similar samples use up one budget and leave the other. Shuffle first."
     elif all(len(batch) * max(batch) ** 2 <= pairs for batch in every):
-        why = " Nothing is padded here: each sample counts with its own length."
+        why = " There is no padding here, so each sample counts with its own length."
     elif counts[0] >= max(sum(lengths) // tokens, _pairs_in(lengths) // pairs):
-        why = " The budgets are those of one rank, not of all."
+        why = " The budgets are for one rank, not for all together."
     return (
         f"each rank has {counts[0]} batches. All tokens would fill {by_tokens} and all pairs "
         f"{by_pairs}; {fewest + MORE_STEPS} are allowed.{why}"
@@ -720,15 +731,15 @@ def _below(which: int, word: str) -> Callable[[Observed], str | None]:
     def judge(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
         totals = [sum(lengths), _pairs_in(lengths)]
         fewest = max(-(-n // (len(batches) * b)) for n, b in zip(totals, budgets, strict=True))
-        for rank, mine in enumerate(_of_batches(batches, lengths)):
-            for step, batch in enumerate(mine):
+        for rank, local in enumerate(_of_batches(batches, lengths)):
+            for step, batch in enumerate(local):
                 used = _pairs_in(batch) if which else sum(batch)
                 if used <= budgets[which]:
                     continue
                 more = (
-                    " What fits on the mean rank does not fit on the fullest: look at it, and take "
-                    "one step more."
-                    if len(mine) == fewest
+                    " The mean rank fits, but the fullest does not. Look at the fullest, and take "
+                    "one more step."
+                    if len(local) == fewest
                     else ""
                 )
                 return (
@@ -742,8 +753,8 @@ def _below(which: int, word: str) -> Callable[[Observed], str | None]:
 
 @_each_call
 def _equal_pairs(batches: Batches, lengths: list[int], budgets: Any) -> str | None:
-    if len({len(mine) for mine in batches}) > 1:
-        return "steps are compared when all ranks have as many batches."
+    if len({len(local) for local in batches}) > 1:
+        return "steps can be compared only if all ranks have the same number of batches."
     world, steps = len(batches), list(zip(*_of_batches(batches, lengths), strict=True))
     pairs = [[_pairs_in(batch) for batch in ranks] for ranks in steps]
     for step, used in enumerate(pairs):
@@ -757,21 +768,21 @@ def _equal_pairs(batches: Batches, lengths: list[int], budgets: Any) -> str | No
 
 
 def _unequal(steps: list[Any], pairs: list[list[int]]) -> str:
-    """What was dealt equally where the pairs were not."""
+    """What is equal where the pairs are not."""
     world = len(pairs[0])
     if all(max(map(len, ranks)) - min(map(len, ranks)) <= 1 for ranks in steps):
-        return ". All ranks have as many samples; but it is pairs that take time."
+        return ". All ranks have the same number of samples, but pairs take the time."
     tokens = [[sum(batch) for batch in ranks] for ranks in steps]
     if all(max(used) <= EQUAL * sum(used) / world for used in tokens):
         return (
-            ". The tokens are dealt out equally; but a token of a long sample takes longer than "
-            "one of a short sample."
+            ". The tokens are equal, but a token of a long sample takes longer than one of a short "
+            "sample."
         )
     over = [sum(used) for used in zip(*pairs, strict=True)]
     if max(over) <= EQUAL * sum(over) / world:
         return (
-            ". Over the epoch the ranks have equal work, step by step they do not; and in each "
-            "step the fastest waits for the slowest."
+            ". Over the epoch the ranks have equal work, but not in each step, and in each step "
+            "all wait for the slowest."
         )
     return ": the others wait for it."
 
@@ -785,25 +796,25 @@ ATTENTION_BUCKETS = Task(
     cases=_attention_cases,
     criteria=(
         Criterion("each sample once, on one rank", 1, _once_together),
-        Criterion("as many batches on each rank, and few", 1, _few_steps),
+        Criterion("equally many batches on each rank, and few", 1, _few_steps),
         Criterion("room for the tokens of each batch", 1, _below(0, "tokens")),
         Criterion("no batch above the budget of pairs", 1, _below(1, "pairs")),
-        Criterion("in a step about as many pairs on each rank", 2, _equal_pairs),
+        Criterion("about equal pairs on each rank in a step", 2, _equal_pairs),
         Criterion("other batches in another epoch", 1, _mixed, on=("",)),
         Criterion("nothing sent, nothing changed", 1, _no_trace),
     ),
     hints=(
         "Two batches have 1,000 tokens each: one sample, or ten. Which one takes longer, and by "
         "what factor?",
-        "Which of the two quantities decides who waits? Deal by that one. The other is a limit "
-        "that the finished deal has to keep.",
-        "Take task 1's deal with n * n in place of n: for the cut into steps, for the order, and "
-        "for the least busy rank. Begin with the larger of the two numbers of steps. While a "
-        "batch breaks either budget, deal again with one step more.",
+        "Which of the two quantities decides which rank waits? Balance this one. The other is a "
+        "limit that the finished assignment has to keep.",
+        "Take task 1's assignment with n * n instead of n: for the cut into steps, for the order, "
+        "and for the least busy rank. Begin with the larger of the two numbers of steps. While a "
+        "batch is above either budget, assign again with one more step.",
     ),
-    debrief="Real time lies between the two: the layers' matrices take time by tokens, attention "
-    "by pairs, and the second wins only for long samples. Trainers with very long texts deal by "
-    "such a sum, or cut one sample over several ranks (context parallelism).",
+    debrief="Real time depends on both. The layers' matrices take time by tokens and attention by "
+    "pairs, which dominate only in long samples. With very long texts, trainers balance such a "
+    "sum, or cut one sample over several ranks (context parallelism).",
 )
 
 TASKS = [TOKEN_BUCKETS, WORK_QUEUE, STOP_TOGETHER, ATTENTION_BUCKETS]

@@ -63,7 +63,7 @@ def _totals(seen: Observed, number: int) -> list[torch.Tensor]:
 
 
 def _call(seen: Observed, number: int) -> tuple[int, int]:
-    """(stream, step) of the number-th call: the job goes round."""
+    """(stream, step) of the number-th call: the job takes the streams in turn."""
     return tuple(seen.data[0]["steps"][number][:2])
 
 
@@ -103,13 +103,13 @@ def _kept(seen: Observed) -> str | None:
                 "lacks more than k entries: others are as large as the smallest that was sent.": (
                     total * (total.abs() < total.abs().flatten().topk(k).values[-1])
                 ),
-                "still holds what was sent, which will be sent again.": total,
+                "still holds what was sent, so it will be sent again.": total,
                 "is what the mean lacks of it: a rank subtracts what it has sent itself.": (
                     total - mean if _like(mean, total) else wanted
                 ),
                 "forgets the residual of the step before.": own,
                 "leaves out the residual that came in.": gradient * (_largest(total, k) == 0),
-                "lacks the largest values. Largest are those of the largest absolute value.": (
+                "lacks the largest values. Choose by absolute value.": (
                     total - _largest(total, k, of=lambda t: t)
                 ),
                 "is what was sent, and not what was left.": total - wanted,
@@ -141,7 +141,7 @@ def _top_k_mean(seen: Observed) -> str | None:
                 "is the sum over the ranks. Divide by their number.": sent.sum(0),
                 "is half of the sum. Ask how many ranks there are.": sent.sum(0) / 2,
                 "is what the rank sent itself: nothing of the others arrived.": sent[rank],
-                "is that of all entries, and only k of each rank's are sent.": torch.stack(
+                "is the mean of all entries, but each rank sends only k.": torch.stack(
                     _totals(seen, number)
                 ).mean(0),
                 "divides a place by the ranks that sent it, and not by all.": (
@@ -154,8 +154,8 @@ def _top_k_mean(seen: Observed) -> str | None:
             wrong = explain(mean, sent.mean(0), what, mistakes if world > 1 else {})
             if wrong and _like(mean, sent[rank]) and torch.equal(mean != 0, sent[rank] != 0):
                 return (
-                    f"{what} has values at this rank's own places alone. The others sent other "
-                    "places: values need them."
+                    f"{what} has values only at this rank's own places. The others sent other "
+                    "places, so send the places with the values."
                 )
             if wrong:
                 return wrong
@@ -181,10 +181,10 @@ def _top_k_bytes(seen: Observed) -> str | None:
     calls = [call for rank in range(world) for call in seen.calls(rank)]
     if {size for _, size, _ in streams} == {8} and any(c.dtype in FLOATS for c in calls):
         if not any(c.dtype == "float64" for c in calls):
-            return "Gradients are float64, and no float64 travels: values lose half of their bits."
+            return "Gradients are float64, but no float64 is sent: values lose half of their bits."
         return (
-            "Places travel as floats, and float32 counts to 16,777,216 alone: in a larger tensor "
-            "they are another entry's."
+            "Places are sent as floats, but float32 holds whole numbers only up to 16,777,216. In "
+            "a larger tensor they would point to other entries."
         )
     if sent <= most:
         return None
@@ -218,10 +218,10 @@ TOP_K = Task(
         Criterion("the same bits on all ranks; the inputs stay", 1, _top_k_same),
     ),
     hints=(
-        "What must another rank know of an entry, beside its value? What does this rank have to "
+        "What must another rank know of an entry besides its value? What does this rank have to "
         "remember of an entry that it does not send? What if two ranks send the same place?",
         "Add the residual first, then choose. The new residual is the total with zeros at the "
-        "chosen places; all else follows from gathering values and places.",
+        "chosen places. The rest follows from gathering values and places.",
         "total = gradient + residual; places = total.abs().flatten().topk(k).indices; all_gather "
         "values, and places as int32; for each rank: mean.index_add_(0, places, values); divide.",
     ),
@@ -283,8 +283,8 @@ def _int8_values(seen: Observed) -> str | None:
             if call in got["undefined"]:
                 return (
                     f"Rank {rank} made an int8 of something that is not finite. The scale of zeros "
-                    "is 0, and 0 / 0 is no number: what it becomes as an int8 is chance. Divide "
-                    "zeros by some other scale."
+                    "is 0, and 0 / 0 is not a number, so its int8 is arbitrary. Divide zeros by "
+                    "another scale."
                 )
             if wrong := _off(got["means"][call], stack, rank, call, _steps(seen, call)):
                 return wrong
@@ -305,9 +305,9 @@ def _off(got: Any, stack: torch.Tensor, rank: int, call: int, step: float) -> st
     near = {
         "is the sum over the ranks. Divide by their number.": stack.sum(0),
         "is half of the sum. Ask how many ranks there are.": stack.sum(0) / 2,
-        "is the rank's own.": stack[rank],
+        "is the rank's own gradient.": stack[rank],
         "is zero everywhere: the steps are too large for it.": torch.zeros_like(mean),
-        **{f"adds up int8 {where}": sums for where, sums in _gone_round(stack).items()},
+        **{f"adds up int8 {where}": sums for where, sums in _wrapped_sums(stack).items()},
     }
     for words, other in near.items():
         if len(stack) > 1 and (got - other).abs().max().item() <= len(stack) * 1.5 * step:
@@ -319,20 +319,19 @@ def _off(got: Any, stack: torch.Tensor, rank: int, call: int, step: float) -> st
         )
     return (
         f"{what} is off by {off / step:.1f} steps of the scale; half a step at each of two hops "
-        "is 1. Is every step within -127 to 127? Does each part meet the scale that it was made "
-        "with?"
+        "is 1. Is every step within -127 to 127? Is each part multiplied by its own scale?"
     )
 
 
-def _gone_round(stack: torch.Tensor) -> dict[str, torch.Tensor]:
+def _wrapped_sums(stack: torch.Tensor) -> dict[str, torch.Tensor]:
     """Means from sums of int8, of steps with one scale for all ranks and with one for each."""
     tops = stack.abs().flatten(1).amax(1)
     means = {}
     for where, scales in {
-        "of one scale, and sums above 127 go round: 100 + 100 is -56. Add up floats.": (
+        "of one scale, and sums above 127 wrap around: 100 + 100 is -56. Add floats.": (
             tops.amax().expand_as(tops)
         ),
-        "of several scales, and sums above 127 go round: 100 + 100 is -56. Add up floats.": tops,
+        "of several scales, and sums above 127 wrap around: 100 + 100 is -56. Add floats.": tops,
     }.items():
         scales = scales.clamp(min=torch.finfo(stack.dtype).tiny) / 127
         steps = (stack / scales.view(-1, *[1] * (stack.dim() - 1))).round().to(torch.int8)
@@ -349,8 +348,8 @@ def _int8_bytes(seen: Observed) -> str | None:
         return None
     return (
         f"All ranks sent {sent:,} bytes with {ops_of_all(seen)}: {sent / float32:.2f} of what an "
-        f"all-reduce of float32 sends, and {SHARE:.2f} are allowed. Whole tensors for all are "
-        "(N-1) P bytes a rank; a part for its owner, and its mean for all, are 2 (N-1)/N P."
+        f"all-reduce of float32 sends, and {SHARE:.2f} are allowed. Full tensors to all ranks are "
+        "(N-1) n bytes a rank. A part to its owner and its mean to all ranks are 2(N-1)/N n."
     )
 
 
@@ -374,7 +373,7 @@ INT8 = Task(
     hints=(
         "100 + 100 does not fit an int8. Where can the sum be taken, and in which type?",
         "Each rank owns a part. The others send it theirs, with their scales; it adds them in "
-        "float32 and sends the mean back as int8, with a scale of its own.",
+        "float32 and sends the mean back as int8, with its own scale.",
         "pad to N equal parts; scale = max / 127, or 1 if that is 0; all_to_all_single of int8; "
         "all_gather of scales; mean = sum of parts * scales / N; the same again: quantise, "
         "all_gather, dequantise, also the own part.",
@@ -540,13 +539,11 @@ def _local_cure(
     if len(mine["during"]) != steps:
         return f"Rank {rank} went through {len(mine['during'])} steps, and there are {steps}."
     ways: dict[str, dict[str, Any]] = {
-        "it was the sum of all weights that went on, not their mean: N times as long.": {
-            "scale": 1.0
-        },
+        "training continued with the sum of all weights, which is N times as long.": {"scale": 1.0},
         "the sum was divided by 2. Ask how many ranks there are.": {"scale": 0.5},
         "weights were never averaged.": {"meet": lambda s, m: False, "tail": False},
         "the steps after the last meeting were never averaged.": {"tail": False},
-        "weights are those of DDP: ranks average in every step, and were to step alone.": {
+        "weights are those of DDP: ranks average in every step instead of stepping alone.": {
             "meet": lambda s, m: True
         },
         "meetings are counted in micro-batches. Count steps of the optimizer.": {
@@ -555,12 +552,14 @@ def _local_cure(
         "ranks meet a step too early.": {"meet": lambda s, m: (s - 1) % every == 0},
         "ranks meet a step too late.": {"meet": lambda s, m: s > 1 and (s - 1) % every == 0},
         "weights are averaged, and the momenta are not.": {"momenta": "own"},
-        "momenta begin anew after a meeting, and were to be averaged.": {"momenta": "dropped"},
-        "ranks meet at the end alone.": {"meet": lambda s, m: False},
-        "gradients of earlier steps are still there: a step begins with zeros.": {"slip": "kept"},
-        "each micro-batch had a step of its own: their gradients add up to one.": {"slip": "each"},
-        "gradients are averaged, and weights are not: each rank steps alone, so it is weights that "
-        "have moved apart.": {"slip": "gradients"},
+        "momenta start from zero after a meeting. Average them.": {"momenta": "dropped"},
+        "ranks meet only at the end.": {"meet": lambda s, m: False},
+        "gradients of earlier steps are still there: a step starts with zeros.": {"slip": "kept"},
+        "each micro-batch had its own optimizer step. Add up their gradients first.": {
+            "slip": "each"
+        },
+        "gradients are averaged and weights are not. Each rank steps alone, so the weights have "
+        "moved apart.": {"slip": "gradients"},
         "the sum over micro-batches was divided; the text asks for their sum.": {"slip": "mean"},
     }
     for words, way in ways.items():
@@ -595,7 +594,7 @@ def _local_calls(seen: Observed) -> str | None:
         if len(ops) > meetings:
             return (
                 f"Rank {rank} made {len(ops)} calls ({', '.join(sorted(set(ops)))}) for {meetings} "
-                "meetings. Lay all that travels end to end: a meeting is one call."
+                "meetings. Lay everything end to end in one tensor: a meeting is one call."
             )
     most = 0
     for run in runs:
@@ -616,7 +615,7 @@ def _local_same(seen: Observed) -> str | None:
 
 LOCAL_SGD = Task(
     id="06.local_sgd",
-    title="Step alone, meet now and then",
+    title="Step alone, meet every H steps",
     answer="local_sgd",
     job="lesson06.local_sgd",
     minutes=15,
@@ -628,15 +627,15 @@ LOCAL_SGD = Task(
         Criterion("all ranks end with the same bits", 1, _local_same),
     ),
     hints=(
-        "Who counts? After which steps do all ranks meet, if there are 7 and every is 3? What do "
-        "the gradients hold when a step begins, and how often does the optimizer step in it?",
+        "What do you count? After which of 7 steps do the ranks meet, if `every` is 3? What do "
+        "the gradients hold when a step starts, and how often does the optimizer step in it?",
         "Inside: backwards, optimizer.step(), optimizer.zero_grad(). After it: is this the "
         "every-th step since the last meeting, or the last of all?",
         "flat = torch.cat([p.data.flatten() for p in parameters] + [momentum buffers, if any]); "
         "all_reduce; divide; copy the parts back, each with view_as.",
     ),
     debrief="PeriodicModelAverager of torch averages the weights alone, and so does ddpz_lite's "
-    "LocalSGD. DiLoCo makes the mean way of the ranks a gradient for Nesterov.",
+    "LocalSGD. DiLoCo hands the mean displacement of the ranks to Nesterov as a gradient.",
 )
 
 # -- 06.top_k_momentum -----------------------------------------------------------------------------
@@ -693,8 +692,8 @@ def _velocity(seen: Observed) -> str | None:
             wrong = explain(velocity, wanted, what, mistakes)
             if wrong and _like(velocity, wanted) and _some(velocity, wanted):
                 return (
-                    f"{what} is right in some entries alone. It is that of SGD: entries that were "
-                    "sent keep it, and so do those that were not."
+                    f"{what} is right only in some entries. Entries that were sent keep their "
+                    "velocity, and so do all others."
                 )
             if wrong:
                 return wrong
@@ -732,13 +731,13 @@ def _momentum_left(seen: Observed) -> str | None:
             k = stream["k"]
             velocity = _velocities(stream)[step + 1]
             mistakes = {
-                "still holds what was sent, which will be sent again.": total,
+                "still holds what was sent, so it will be sent again.": total,
                 "is all zeros: what was not sent is lost.": torch.zeros_like(total),
                 "forgets the residual of the step before.": velocity - _largest(velocity, k),
                 "is the rest of the velocity's largest: choose among all that the rank holds.": (
                     total - total * (_largest(velocity, k) != 0)
                 ),
-                "is made of gradients: what a rank did not send are velocities.": of_gradients,
+                "is made of gradients, but what a rank did not send are velocities.": of_gradients,
             }
             what = f"Rank {rank}'s residual after step {step + 1}"
             if wrong := explain(residual, left, what, mistakes):
@@ -763,8 +762,8 @@ def _momentum_mean(seen: Observed) -> str | None:
 
 
 def _momentum_same(seen: Observed) -> str | None:
-    told = same_on_all_ranks(seen, lambda got: [call[2] for call in got["steps"]])
-    return told or unchanged(seen)
+    wrong = same_on_all_ranks(seen, lambda got: [call[2] for call in got["steps"]])
+    return wrong or unchanged(seen)
 
 
 TOP_K_MOMENTUM = Task(
@@ -786,10 +785,11 @@ TOP_K_MOMENTUM = Task(
         "these ten steps?",
         "What a rank adds to its residual in each step is what SGD would have moved. What is that?",
         "velocity = momentum * velocity + gradient; total = residual + velocity; then as in task 1 "
-        "with total. The velocity is returned as it is.",
+        "with total. The velocity is returned unchanged.",
     ),
     debrief="This is the momentum correction of Deep Gradient Compression (Lin et al. 2018). The "
-    "paper also sets the velocity of sent entries to zero, so that old gradients do not push on.",
+    "paper also sets the velocity of sent entries to zero, so that old gradients stop pushing. In "
+    "the lesson's runs this masking brings the loss back.",
 )  # fmt: skip
 
 TASKS = [TOP_K, INT8, LOCAL_SGD, TOP_K_MOMENTUM]

@@ -407,9 +407,7 @@ def _ring_call(seen: Observed, number: int) -> str | None:
     for rank, got in reversed(list(enumerate(seen.data))):  # the last rank's queries see most
         call = case.inputs[rank]["calls"][number]
         lengths = call["lengths"]
-        right: Mask = (
-            _by_places(_spread(lengths), lengths) if call["causal"] else lambda *_: None
-        )
+        right: Mask = _by_places(_spread(lengths), lengths) if call["causal"] else lambda *_: None
         wanted = _ring_reference(case, number, rank, range(case.world), right)
         result = got["results"][number]["out"]
         if type(result) is list:
@@ -676,7 +674,9 @@ def _ulysses_call(seen: Observed, number: int) -> str | None:
         form = [[heads, sum(lengths), wanted.shape[2]], [kv, sum(lengths), wanted.shape[2]]]
         shown = result["log"][0] if result["log"] else None
         if shown != form:
-            seen_forms = "never called" if shown is None else f"handed q {shown[0]} and k {shown[1]}"
+            seen_forms = (
+                "never called" if shown is None else f"handed q {shown[0]} and k {shown[1]}"
+            )
             return (
                 f"{wrong} On rank {rank} attend was {seen_forms}; with 1/{world} of the heads and "
                 f"all tokens these are {form[0]} and {form[1]}."
@@ -966,9 +966,7 @@ def _loss_gradient(seen: Observed, number: int) -> str | None:
     count = _count(labels[:, 1:])
     (_sum(logits[:, :-1], labels[:, 1:]) / max(count, 1)).backward()
     lengths = [given["calls"][number]["labels"].shape[1] for given in case.inputs]
-    for rank, (got, mean) in enumerate(
-        zip(seen.data, logits.grad.split(lengths, 1), strict=True)
-    ):
+    for rank, (got, mean) in enumerate(zip(seen.data, logits.grad.split(lengths, 1), strict=True)):
         call, result = case.inputs[rank]["calls"][number], got["results"][number]
         what = f"The gradient of rank {rank}'s logits"
         if result["early"]:
@@ -1057,9 +1055,7 @@ LOSS = Task(
     minutes=20,
     cases=_loss_cases,
     criteria=(
-        Criterion(
-            "the mean over all labels of the sequence", 2, _each_call(_loss_call), on=("",)
-        ),
+        Criterion("the mean over all labels of the sequence", 2, _each_call(_loss_call), on=("",)),
         Criterion("its gradient for this rank's logits", 2, _each_call(_loss_gradient), on=("",)),
         Criterion("one token, no label, none at all", 1, _loss_both, on=("edge",)),
         Criterion("bfloat16 and many labels, float64", 1, _loss_both, on=("other",)),

@@ -14,25 +14,33 @@ from ddpz_lite.course.show.style import SERIES
 FACTORS = [1.0, 1.25, 1.5, 2.0, 4.0]
 
 
-def routing_over_steps(shares: Mapping[str, Sequence[Sequence[float]]], *, title: str) -> None:
-    """Show, for each way to train, the shares (steps, experts) of the tokens as stacked areas."""
+def routing_over_steps(
+    shares: Mapping[str, Sequence[Sequence[float]]], *, every: int, title: str
+) -> None:
+    """Show, for each way to train, the shares (steps, experts) of the tokens as stacked areas.
+
+    Each point is the mean over `every` steps.
+    """
+    means = {
+        way: [_mean(steps[at : at + every]) for at in range(0, len(steps), every)]
+        for way, steps in shares.items()
+    }
     fig, panels = figure(1, len(shares), height=2.9, sharey=True, squeeze=False)
     table: Table = [["way", "step", "largest share"]]
     with house_style():
-        for axes, (way, steps) in zip(panels[0], shares.items(), strict=True):
+        for axes, (way, steps) in zip(panels[0], means.items(), strict=True):
             by_expert = list(zip(*steps, strict=True))
             colors = [SERIES[e % len(SERIES)].color for e in range(len(by_expert))]
-            axes.stackplot(
-                range(1, len(steps) + 1), by_expert, colors=colors, edgecolor="white", linewidth=0.5
-            )
-            axes.set(xlim=(1, len(steps)), ylim=(0, 1), xlabel="step")
+            places = [every * (k + 0.5) for k in range(len(steps))]
+            axes.stackplot(places, by_expert, colors=colors, edgecolor="white", linewidth=0.5)
+            axes.set(xlim=(places[0], places[-1]), ylim=(0, 1), xlabel="step")
             axes.set_title(way, fontsize=9.5)
-            table += [[way, step, max(steps[step - 1])] for step in (1, len(steps))]
+            table += [[way, places[k], max(steps[k])] for k in (0, -1)]
         panels[0, 0].set_ylabel("share of the tokens")
         fig.suptitle(title, fontsize=11)
     alt = "Shares of the tokens by expert over the steps. " + " ".join(
         f"{way}: the largest is {max(steps[0]):.0%} at first and {max(steps[-1]):.0%} at the end."
-        for way, steps in shares.items()
+        for way, steps in means.items()
     )
     show_figure(fig, alt=alt, table=table)
 
@@ -70,3 +78,7 @@ def capacity_picture(counts: Sequence[int], factor: float, way: str) -> tuple[An
     rows: Table = [["expert", "computed", "dropped"]]
     rows += [[e, k, o] for e, k, o in zip(places, kept, over, strict=True)]
     return fig, alt, rows
+
+
+def _mean(steps: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(of_expert) / len(steps) for of_expert in zip(*steps, strict=True)]

@@ -106,7 +106,7 @@ def test_an_exercise_leads_back_and_on():
 
 def test_tables_and_sums_have_second_notebooks_too():
     blocks = pages._map(SMALL)
-    assert "6 notebooks are written and take 180 minutes" in blocks["sums"]
+    assert "4 lessons are written, in 6 notebooks that take 180 minutes" in blocks["sums"]
     assert "take 30 more, for 7 points. 2 lessons are planned" in " ".join(blocks["sums"].split())
     assert "`00 → 01 → 03b → 05`" in blocks["way"]
     assert ("planned" in pages._map(COURSE)["sums"]) == bool(COURSE.planned)
@@ -309,6 +309,7 @@ def test_every_entry_has_its_form_and_a_lesson_that_uses_the_word():
     ("changed", "fault"),
     [
         ({"chinese": "none"}, "no Chinese term"),
+        ({"meaning_chinese": ""}, "no Chinese meaning"),
         ({"file": "02_gone.ipynb"}, "is not the file"),
         ({"number": "02"}, "is not the file"),
         ({"meaning": "One. Two. Three."}, "3 sentences"),

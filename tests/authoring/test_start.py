@@ -24,7 +24,11 @@ def first_code(path) -> nbformat.NotebookNode:
     ("place", "repository", "fix"),
     [
         ({}, REPOSITORY, "run `make lab` in its folder; for VS Code run `make copies` there"),
-        ({"COLAB_RELEASE_TAG": "1"}, REPOSITORY, f"run `%pip install git+{REPOSITORY}` in a cell"),
+        (
+            {"COLAB_RELEASE_TAG": "1"},
+            REPOSITORY,
+            f"run `%pip install git+{REPOSITORY}` in a separate",
+        ),
         ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "", "upload its folder, run `%pip install ./ddpz-"),
     ],
 )

@@ -230,7 +230,7 @@ def test_timeline_picture(run, shown):
     assert text.endswith("Idle the longest: rank 1, 10% of the time.")
     run.spans = []
     show.timeline(run)
-    assert "Outside collectives the longest" in shown[1]["text/plain"]
+    assert "In no call the longest" in shown[1]["text/plain"]
     with pytest.raises(ValueError, match=r"recorded nothing.*record=True"):
         show.timeline(Run(2, [], []))
 

@@ -13,7 +13,7 @@ SIZES = {ROOT: 120, "block 0": 240, "block 1": 240, "block 2": 240}
 
 
 def most_unsharded(moments, sizes=SIZES):
-    return max(held(moment, sizes, 2)["whole units"] for moment in moments)
+    return max(held(moment, sizes, 2)["unsharded units"] for moment in moments)
 
 
 @pytest.mark.parametrize(("blocks", "overlap", "keep"), OPTIONS)
@@ -53,12 +53,12 @@ def test_what_is_unsharded_at_the_peak(overlap, keep, size):
 def test_gradients_are_full_and_then_shards():
     moments = life(3, overlap=True)
     last = held(moments[-1], SIZES, 4)
-    assert last["whole gradients"] == 0 and last["shards of gradients"] == 840 / 4
-    assert last["shards of parameters"] == 840 / 4 and last["whole units"] == 0
+    assert last["unsharded gradients"] == 0 and last["shards of gradients"] == 840 / 4
+    assert last["shards of parameters"] == 840 / 4 and last["unsharded units"] == 0
     first = next(m for m in moments if "block 2 computes backward" in m.text)
-    assert held(first, SIZES, 4)["whole gradients"] == 240 + 120  # the head's are there already
+    assert held(first, SIZES, 4)["unsharded gradients"] == 240 + 120  # the head's are there
     second = next(m for m in moments if "block 1 computes backward" in m.text)
-    assert held(second, SIZES, 4)["whole gradients"] == 480 + 120  # that of block 2 is in flight
+    assert held(second, SIZES, 4)["unsharded gradients"] == 480 + 120  # block 2's is in flight
 
 
 def test_overlap_hides_all_gathers_but_the_first_of_each_pass():

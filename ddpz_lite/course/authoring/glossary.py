@@ -10,20 +10,23 @@ from pathlib import Path
 from ddpz_lite.course.authoring import rules
 from ddpz_lite.course.authoring.catalogue import NUMBER
 
-ENTRY = re.compile(rf"^## (.+)\n\n(.+) · \[({NUMBER}) [^\]]+\]\(([^)]+)\)\n\n((?:.+\n)+)", re.M)
+ENTRY = re.compile(
+    rf"^## (.+)\n\n(.+) · \[({NUMBER}) [^\]]+\]\(([^)]+)\)\n\n((?:.+\n)+)(?:\n((?!#).+)\n)?", re.M
+)
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 LINK = re.compile(r"\]\(GLOSSARY\.md#([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One term: its Chinese one, and the lesson (number and file) that defines it."""
+    """One term, its Chinese one, the lesson (number and file) that defines it, both meanings."""
 
     term: str
     chinese: str
     number: str
     file: str
     meaning: str
+    meaning_chinese: str
 
     @property
     def anchor(self) -> str:
@@ -37,10 +40,12 @@ def entries(root: Path) -> list[Entry]:
 
 
 def faults(root: Path, entry: Entry) -> Iterator[str]:
-    """Chinese next to English, one or two sentences, and a lesson that uses the word."""
+    """Chinese next to English, one or two English sentences, and a lesson that uses the word."""
     path = root / "lessons" / entry.file
     if not CHINESE.search(entry.chinese):
         yield "no Chinese term"
+    if not CHINESE.search(entry.meaning_chinese):
+        yield "no Chinese meaning: a paragraph below the English one"
     if not path.is_file() or not path.name.startswith(f"{entry.number}_"):
         yield f"lesson {entry.number} is not the file {entry.file}"
         return

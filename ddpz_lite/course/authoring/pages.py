@@ -128,6 +128,7 @@ def _front(course: Course) -> dict[str, str]:
     return {
         "hours": _hours(course),
         "get": _get(course),
+        "count": _count(course),
         "table": "\n".join(rows),
         "planned": _planned(course),
     }
@@ -180,6 +181,17 @@ def _get(course: Course) -> str:
         binder = f"https://mybinder.org/v2/gh/{where}/HEAD?labpath=lessons"
         text += f"\n\nTo run it in a browser: [Colab]({colab}), [Binder]({binder})"
     return text
+
+
+def _count(course: Course) -> str:
+    """How lessons relate to notebooks, and which of them are the short way."""
+    lessons = len({lesson.number[:2] for lesson in course.written})
+    *way, last = (lesson.number for lesson in _on_the_way(course))
+    return _wrapped(
+        f"{lessons} lessons come in {len(course.written)} notebooks, because most lessons have a "
+        "second or third part, which can often wait. A notebook takes about an hour, and an "
+        f"exercise a little longer. The short way to ZeRO-3 is {', '.join(way)} and {last}."
+    )
 
 
 def _planned(course: Course) -> str:
@@ -245,9 +257,9 @@ def _sums(course: Course) -> str:
     minutes = sum(lesson.minutes for lesson in course.written)
     exercises = course.exercises.values()
     text = (
-        f"{len(course.written)} notebooks are written and take {minutes} minutes to work through; "
-        f"their exercises take {sum(e.minutes for e in exercises)} more, for "
-        f"{sum(e.points for e in exercises)} points."
+        f"{len({lesson.number[:2] for lesson in course.written})} lessons are written, in "
+        f"{len(course.written)} notebooks that take {minutes} minutes. Their exercises take "
+        f"{sum(e.minutes for e in exercises)} more, for {sum(e.points for e in exercises)} points."
     )
     if course.planned:
         text += f" {len(course.planned)} lessons are planned, and their numbers are fixed."
@@ -272,8 +284,8 @@ def _hours(course: Course) -> str:
     """How long the course takes, and the short way to ZeRO."""
     a, b, c, d = _all_hours(course)
     return _wrapped(
-        f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3 "
-        f"takes {c} hours, and {d} for its exercises."
+        f"The lessons take about {a} hours and their exercises {b} more. The short way to ZeRO-3, a "
+        f"part of them, takes {c} hours of lessons and {d} of exercises."
     )
 
 

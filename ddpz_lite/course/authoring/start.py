@@ -23,16 +23,16 @@ import os
 
 if importlib.util.find_spec("ddpz_lite") is None:
     if {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():
-        cure = (
-            "$install in a cell of its own, "
+        fix = (
+            "$install in a separate cell, "
             "restart the session, and run this again."
         )
     else:
-        cure = (
+        fix = (
             "run `make lab` in its folder; for VS Code run `make copies` there, "
             "and choose the kernel of its .venv."
         )
-    raise RuntimeError(f"This kernel does not have the course: {cure}")
+    raise RuntimeError(f"This kernel does not have the course: {fix}")
 $end
 """
 )

@@ -61,7 +61,7 @@ def tree_all_reduce(x):
 
 
 def add_step(chunks, step):
-    """Send one chunk to the right; add the chunk from the left to the own one."""
+    """Send one chunk to the right; add the chunk from the left to this rank's own."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     out = chunks[(rank - step) % world_size]
     into = chunks[(rank - step - 1) % world_size]
@@ -71,7 +71,7 @@ def add_step(chunks, step):
 
 
 def copy_step(chunks, step):
-    """Send a complete chunk to the right; the chunk from the left replaces the own one."""
+    """Send a complete chunk to the right; the chunk from the left replaces this rank's own."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     exchange(chunks[(rank + 1 - step) % world_size], chunks[(rank - step) % world_size])
 

@@ -49,7 +49,7 @@ def resharding(numel: int, old: int, reads: Reads) -> tuple[Any, str, Table]:
             _frame(axes, 0, rank * size, size)
         axes.set_yticks([0, 1], [f"{new} ranks read", f"{old} ranks wrote"])
         axes.set_xlabel("elements of the flat range (white: padding)")
-        axes.set_title(f"from {old} ranks to {new}: {sum(map(len, reads))} stretches are read")
+        axes.set_title(f"from {old} ranks to {new}: {sum(map(len, reads))} intervals are read")
     text = [
         f"rank {rank} reads "
         + (", ".join(f"{a} to {b} of old rank {owner}" for owner, a, b in parts) or "nothing")

@@ -23,7 +23,7 @@ KINDS = ("parameter", "gradient", "optimizer")
 PHASES = ("forward", "backward", "step")
 STYLES: dict[Placement, SeriesStyle] = {R: SERIES[0], P: SERIES[1], S: SERIES[2]}
 MEANINGS = {
-    R: "Replicate: whole on every rank",
+    R: "Replicate: full on every rank",
     P: "Partial: to be summed",
     S: "Shard: one part each",
 }

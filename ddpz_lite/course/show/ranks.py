@@ -45,7 +45,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
 
     run: what `dz.launch` returned. A collective's bar lasts from the call to its completion. A rank
     is idle when it is neither in a span nor in a collective; without spans that is unknown,
-    so the shade reads "outside collectives". Raises ValueError for a run that recorded nothing.
+    so the shade reads "in no call". Raises ValueError for a run that recorded nothing.
     """
     rows = bars(run)
     until = max(end for row in rows for intervals in row.values() for _, end in intervals)
@@ -136,7 +136,7 @@ def _by_time(rows: Rows) -> list[str]:
 
 def _free_name(rows: Rows) -> str:
     """The name of an interval without a bar: idle, which only spans can tell."""
-    return "idle" if _names(rows, "compute") else "outside collectives"
+    return "idle" if _names(rows, "compute") else "in no call"
 
 
 def _timeline_table(rows: Rows, free: Sequence[list[Interval]]) -> list[list[Any]]:

@@ -38,8 +38,8 @@ STATES: dict[str, SeriesStyle] = {
 FAINT = 0.45  # opacity of what is still to come
 KINDS: dict[str, SeriesStyle] = {
     "shards of parameters": SERIES[0],
-    "whole units": SERIES[3],
-    "whole gradients": SERIES[1],
+    "unsharded units": SERIES[3],
+    "unsharded gradients": SERIES[1],
     "shards of gradients": SERIES[2],
 }
 
@@ -170,8 +170,8 @@ def held(moment: Moment, sizes: Mapping[str, int], world: int) -> dict[str, floa
     grads = began | {n for n, s in states.items() if s in ("backward", "reducing")}
     return {
         "shards of parameters": sum(sizes.values()) / world,
-        "whole units": sum(sizes[n] for n, s in states.items() if s in WHOLE),
-        "whole gradients": sum(sizes[n] for n in grads - moment.reduced),
+        "unsharded units": sum(sizes[n] for n, s in states.items() if s in WHOLE),
+        "unsharded gradients": sum(sizes[n] for n in grads - moment.reduced),
         "shards of gradients": sum(sizes[n] for n in moment.reduced) / world,
     }
 

@@ -31,6 +31,7 @@ _DEFINED_IN = {
         "strategies.pipeline.pipeline": ("Pipeline",),
         "strategies.tensor.layers": ("tensor_parallel",),
         "strategies.context.attention": ("context_parallel", "ContextAttention"),
+        "strategies.experts": ("MoE", "with_experts", "expert_parallel"),
         "strategies.zero1": ("ZeRO1",),
         "strategies.zero2": ("ZeRO2",),
         "strategies.zero3": ("ZeRO3",),

@@ -110,7 +110,7 @@ class Comm(Group):
         works = []
         if self.world > 1:
             works = [dist.all_reduce(tensor, group=self.group, async_op=True)]
-        return Handle(works, lambda: self._over_replicas(tensor))
+        return Handle(works, lambda: self.over_replicas(tensor))
 
     def reduce_scalar(
         self, value: Tensor, maximum: bool = False, everywhere: bool = False
@@ -137,12 +137,13 @@ class Comm(Group):
 
         def finish() -> Tensor:
             result, ranks = total(), self.world if cut else self.size
-            result = result if cut else self._over_replicas(result)
+            result = result if cut else self.over_replicas(result)
             return result.div_(ranks) if ranks > 1 else result
 
         return Handle(works, finish)
 
-    def _over_replicas(self, tensor: Tensor) -> Tensor:
+    def over_replicas(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks that hold the same shard, in place."""
         if self.size > self.world:
             dist.all_reduce(tensor, group=self.replicas)
         return tensor

@@ -212,6 +212,14 @@ class Group:
         sent = [by_call[k] for k in range(len(sends))]
         return sent, [by_call[k] for k in range(len(sends), len(ops))]
 
+    def exchange_rows(self, rows: Tensor, sends: list[int], receives: list[int]) -> Tensor:
+        """Uneven all-to-all: sends[r] of the rows (n, ...) go to rank r, receives[r] come."""
+        if self.world == 1:
+            return rows
+        received = rows.new_empty(sum(receives), *rows.shape[1:])
+        dist.all_to_all_single(received, rows, receives, sends, group=self.group)
+        return received
+
 
 def _all_gather_object(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size(group)

@@ -279,6 +279,14 @@ def test_a_lesson_may_have_a_second_and_a_third_notebook():
     assert [catalogue.is_further(number) for number in ("03", "03b", "03c")] == [False, True, True]
 
 
+@pytest.mark.parametrize("lesson", COURSE.written, ids=lambda lesson: lesson.number)
+def test_below_each_summary_stands_the_same_in_chinese_folded(lesson):
+    cells = rules.read(ROOT / "lessons" / lesson.file).cells
+    at = [i for i, c in enumerate(cells) if c.metadata.get("ddpz", {}).get("part") == "summary"]
+    below = cells[at[-1] + 1].source
+    assert below.startswith('<details lang="zh"><summary>') and glossary.CHINESE.search(below)
+
+
 # ---- the glossary ----
 
 

@@ -223,12 +223,12 @@ def expert_parallel(
         experts.clip_grad_norm_(optimizer, 1.0)
 
     Experts leave the module's parameters, so no strategy reduces or shards them, `state_dict()`
-    does not save them, and `to()` does not move them.
+    does not save them, and `to()` does not move them. Raises ValueError for wrong use,
+    RuntimeError if ranks have built different experts.
 
     Args:
         module: the same on all ranks, on the device where it is to train.
         mesh: None for one group of all ranks, or a 2-D mesh (replicas, experts) of all ranks.
-    Raises ValueError for wrong use, RuntimeError if ranks have built different experts.
     """
     comm, layers = Comm.of(mesh), [m for m in module.modules() if isinstance(m, MoE)]
     if not layers:

@@ -13,10 +13,19 @@ from ddpz_lite.course.cli.proofs import unproved
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "lessons").glob("*.ipynb"))
 
 
-@pytest.mark.rest
-@pytest.mark.parametrize("path", LESSONS, ids=[path.stem for path in LESSONS])
-def test_each_proof_of_a_lesson_fails_under_its_counterfactual(path):
-    assert not list(unproved(path))
+class OfALesson:
+    """A class for each lesson, so that the workers of a test run share them."""
+
+    path: Path
+
+    @pytest.mark.rest
+    def test_each_proof_fails_under_its_counterfactual(self):
+        assert not list(unproved(self.path))
+
+
+for path in LESSONS:
+    name = f"TestLesson{path.stem.partition('_')[0]}"
+    globals()[name] = type(name, (OfALesson,), {"path": path})
 
 
 def lesson(folder: Path, *cells: tuple[str, str, list[dict]]) -> Path:

@@ -221,3 +221,16 @@ def holds_at_most(
         if worst > most:
             return f"Rank {rank} holds {worst:,} bytes; {why} take at most {most:,}."
     return None
+
+
+def each_call(judge: Callable[[Observed, int], str | None]) -> Callable[[Observed], str | None]:
+    """A judge of one call of the answer, made a judge of all `calls` of a case."""
+
+    def judge_all(seen: Observed) -> str | None:
+        calls = seen.case.inputs[0]["calls"]
+        for index in range(len(calls)):
+            if wrong := judge(seen, index):
+                return wrong if len(calls) == 1 else f"In call {index + 1}: {wrong}"
+        return None
+
+    return judge_all

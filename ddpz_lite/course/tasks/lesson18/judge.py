@@ -15,6 +15,7 @@ from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vary import drawn_again, lengthened
 from ddpz_lite.course.check.vocabulary import (
     all_in_spans,
+    each_call,
     explain,
     explain_number,
     unchanged,
@@ -25,21 +26,6 @@ from ddpz_lite.course.tasks.lesson18.job import _attention
 from ddpz_lite.wire import Network, Record
 
 Call = dict[str, Any]
-
-
-def _each_call(
-    judge: Callable[[Observed, int], str | None],
-) -> Callable[[Observed], str | None]:
-    """A judge of one call of the answer, made a judge of all calls of a case."""
-
-    def judge_all(seen: Observed) -> str | None:
-        calls = seen.case.inputs[0]["calls"]
-        for number in range(len(calls)):
-            if wrong := judge(seen, number):
-                return wrong if len(calls) == 1 else f"In call {number + 1}: {wrong}"
-        return None
-
-    return judge_all
 
 
 def _spread(lengths: Sequence[int]) -> list[int]:
@@ -208,10 +194,10 @@ MERGE = Task(
     minutes=10,
     cases=_merge_cases,
     criteria=(
-        Criterion("attention to both sets of keys", 2, _each_call(_merge_call), on=("",)),
-        Criterion("scores of any size", 1, _each_call(_merge_call), on=("large",)),
-        Criterion("queries that see no key", 1, _each_call(_merge_call), on=("masked",)),
-        Criterion("other shapes, layouts and dtypes", 1, _each_call(_merge_call), on=("other",)),
+        Criterion("attention to both sets of keys", 2, each_call(_merge_call), on=("",)),
+        Criterion("scores of any size", 1, each_call(_merge_call), on=("large",)),
+        Criterion("queries that see no key", 1, each_call(_merge_call), on=("masked",)),
+        Criterion("other shapes, layouts and dtypes", 1, each_call(_merge_call), on=("other",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
@@ -426,7 +412,7 @@ def _block(case: Case, number: int, owner: int) -> int:
 def _ring_traffic(seen: Observed) -> str | None:
     if wrong := all_in_spans(seen):
         return wrong
-    return _each_call(_ring_messages)(seen) or waited_for(seen)
+    return each_call(_ring_messages)(seen) or waited_for(seen)
 
 
 def _ring_messages(seen: Observed, number: int) -> str | None:
@@ -547,16 +533,16 @@ RING = Task(
     minutes=30,
     cases=_ring_cases,
     criteria=(
-        Criterion("attention to the whole sequence", 2, _each_call(_ring_call), on=("",)),
-        Criterion("shared heads, another dtype", 1, _each_call(_ring_call), on=("other",)),
+        Criterion("attention to the whole sequence", 2, each_call(_ring_call), on=("",)),
+        Criterion("shared heads, another dtype", 1, each_call(_ring_call), on=("other",)),
         Criterion("N - 1 rounds, a block each, to one neighbour", 2, _ring_traffic),
         Criterion(
             "the next block travels while one is attended to",
             2,
-            _each_call(_ring_overlap),
+            each_call(_ring_overlap),
             on=("slow",),
         ),
-        Criterion("at most two blocks at once", 2, _each_call(_ring_held), on=("slow",)),
+        Criterion("at most two blocks at once", 2, each_call(_ring_held), on=("slow",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
@@ -694,7 +680,7 @@ def _same_rows(got: Any, wanted: torch.Tensor) -> bool:
 
 
 def _ulysses_traffic(seen: Observed) -> str | None:
-    return all_in_spans(seen) or _each_call(_ulysses_messages)(seen)
+    return all_in_spans(seen) or each_call(_ulysses_messages)(seen)
 
 
 def _ulysses_messages(seen: Observed, number: int) -> str | None:
@@ -757,10 +743,8 @@ ULYSSES = Task(
     minutes=20,
     cases=_ulysses_cases,
     criteria=(
-        Criterion("attention to the whole sequence", 2, _each_call(_ulysses_call), on=("",)),
-        Criterion(
-            "shared heads, another dtype, views", 1, _each_call(_ulysses_call), on=("other",)
-        ),
+        Criterion("attention to the whole sequence", 2, each_call(_ulysses_call), on=("",)),
+        Criterion("shared heads, another dtype, views", 1, each_call(_ulysses_call), on=("other",)),
         Criterion(
             "four all-to-alls, each element to one rank", 2, _ulysses_traffic, on=("", "other")
         ),
@@ -995,11 +979,11 @@ def _loss_gradient(seen: Observed, number: int) -> str | None:
 
 
 def _loss_both(seen: Observed) -> str | None:
-    return _each_call(_loss_call)(seen) or _each_call(_loss_gradient)(seen)
+    return each_call(_loss_call)(seen) or each_call(_loss_gradient)(seen)
 
 
 def _loss_traffic(seen: Observed) -> str | None:
-    return all_in_spans(seen) or _each_call(_loss_messages)(seen) or waited_for(seen)
+    return all_in_spans(seen) or each_call(_loss_messages)(seen) or waited_for(seen)
 
 
 def _loss_messages(seen: Observed, number: int) -> str | None:
@@ -1055,8 +1039,8 @@ LOSS = Task(
     minutes=20,
     cases=_loss_cases,
     criteria=(
-        Criterion("the mean over all labels of the sequence", 2, _each_call(_loss_call), on=("",)),
-        Criterion("its gradient for this rank's logits", 2, _each_call(_loss_gradient), on=("",)),
+        Criterion("the mean over all labels of the sequence", 2, each_call(_loss_call), on=("",)),
+        Criterion("its gradient for this rank's logits", 2, each_call(_loss_gradient), on=("",)),
         Criterion("one token, no label, none at all", 1, _loss_both, on=("edge",)),
         Criterion("bfloat16 and many labels, float64", 1, _loss_both, on=("other",)),
         Criterion("a label per row to the rank before, two numbers to all", 2, _loss_traffic),

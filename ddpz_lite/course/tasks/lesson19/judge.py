@@ -12,6 +12,7 @@ from ddpz_lite.course.check.task import Case, Criterion, Observed, Task
 from ddpz_lite.course.check.vary import drawn_again, lengthened
 from ddpz_lite.course.check.vocabulary import (
     all_in_spans,
+    each_call,
     explain,
     explain_number,
     unchanged,
@@ -19,21 +20,6 @@ from ddpz_lite.course.check.vocabulary import (
 )
 
 Call = dict[str, Any]
-
-
-def _each_call(
-    judge: Callable[[Observed, int], str | None],
-) -> Callable[[Observed], str | None]:
-    """A judge of one call of the answer, made a judge of all calls of a case."""
-
-    def judge_all(seen: Observed) -> str | None:
-        calls = seen.case.inputs[0]["calls"]
-        for index in range(len(calls)):
-            if wrong := judge(seen, index):
-                return wrong if len(calls) == 1 else f"In call {index + 1}: {wrong}"
-        return None
-
-    return judge_all
 
 
 # -- 19.route --------------------------------------------------------------------------------------
@@ -190,11 +176,11 @@ ROUTE = Task(
     minutes=15,
     cases=_route_cases,
     criteria=(
-        Criterion("the k largest, and their probabilities", 2, _each_call(_route_call), on=("",)),
-        Criterion("capacity in order of arrival", 2, _each_call(_route_call), on=("arrival",)),
-        Criterion("capacity by weight", 1, _each_call(_route_call), on=("weight",)),
-        Criterion("equal logits and weights", 1, _each_call(_route_call), on=("ties",)),
-        Criterion("float16, any size, no token", 1, _each_call(_route_call), on=("other",)),
+        Criterion("the k largest, and their probabilities", 2, each_call(_route_call), on=("",)),
+        Criterion("capacity in order of arrival", 2, each_call(_route_call), on=("arrival",)),
+        Criterion("capacity by weight", 1, each_call(_route_call), on=("weight",)),
+        Criterion("equal logits and weights", 1, each_call(_route_call), on=("ties",)),
+        Criterion("float16, any size, no token", 1, each_call(_route_call), on=("other",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
@@ -399,11 +385,11 @@ def _dispatch_grads(seen: Observed, index: int) -> str | None:
 
 
 def _dispatch_both(seen: Observed) -> str | None:
-    return _each_call(_dispatch_out)(seen) or _each_call(_dispatch_grads)(seen)
+    return each_call(_dispatch_out)(seen) or each_call(_dispatch_grads)(seen)
 
 
 def _dispatch_traffic(seen: Observed) -> str | None:
-    return all_in_spans(seen) or _each_call(_dispatch_messages)(seen)
+    return all_in_spans(seen) or each_call(_dispatch_messages)(seen)
 
 
 def _dispatch_messages(seen: Observed, index: int) -> str | None:
@@ -450,10 +436,10 @@ DISPATCH = Task(
     cases=_dispatch_cases,
     criteria=(
         Criterion(
-            "each token's experts, weighted and added", 2, _each_call(_dispatch_out), on=("",)
+            "each token's experts, weighted and added", 2, each_call(_dispatch_out), on=("",)
         ),
         Criterion(
-            "gradients of tokens, weights and experts", 2, _each_call(_dispatch_grads), on=("",)
+            "gradients of tokens, weights and experts", 2, each_call(_dispatch_grads), on=("",)
         ),
         Criterion("counts first, then exactly the rows", 2, _dispatch_traffic, on=("",)),
         Criterion("ranks and experts without tokens", 2, _dispatch_both, on=("edge",)),
@@ -657,11 +643,11 @@ def _gradient_norm(seen: Observed, index: int) -> str | None:
 
 
 def _gradient_all(seen: Observed) -> str | None:
-    return _each_call(_gradient_norm)(seen) or _each_call(_gradient_values)(seen)
+    return each_call(_gradient_norm)(seen) or each_call(_gradient_values)(seen)
 
 
 def _gradient_traffic(seen: Observed) -> str | None:
-    return all_in_spans(seen) or _each_call(_gradient_messages)(seen)
+    return all_in_spans(seen) or each_call(_gradient_messages)(seen)
 
 
 def _gradient_messages(seen: Observed, index: int) -> str | None:
@@ -703,10 +689,10 @@ GRADIENTS = Task(
     cases=_gradient_cases,
     criteria=(
         Criterion(
-            "the gradient of the mean over all ranks", 2, _each_call(_gradient_values), on=("",)
+            "the gradient of the mean over all ranks", 2, each_call(_gradient_values), on=("",)
         ),
         Criterion(
-            "the norm of the whole model, once each", 2, _each_call(_gradient_norm), on=("", "clip")
+            "the norm of the whole model, once each", 2, each_call(_gradient_norm), on=("", "clip")
         ),
         Criterion("all are clipped alike", 1, _gradient_all, on=("clip",)),
         Criterion("experts without a gradient, zeros", 2, _gradient_all, on=("edge",)),
@@ -870,11 +856,11 @@ def _balance_gradient(seen: Observed, index: int) -> str | None:
 
 
 def _balance_both(seen: Observed) -> str | None:
-    return _each_call(_balance_call)(seen) or _each_call(_balance_gradient)(seen)
+    return each_call(_balance_call)(seen) or each_call(_balance_gradient)(seen)
 
 
 def _balance_traffic(seen: Observed) -> str | None:
-    return all_in_spans(seen) or _each_call(_balance_messages)(seen)
+    return all_in_spans(seen) or each_call(_balance_messages)(seen)
 
 
 def _balance_messages(seen: Observed, index: int) -> str | None:
@@ -904,10 +890,8 @@ BALANCE = Task(
     minutes=15,
     cases=_balance_cases,
     criteria=(
-        Criterion("the loss of all tokens together", 2, _each_call(_balance_call), on=("",)),
-        Criterion(
-            "its gradient for this rank's logits", 2, _each_call(_balance_gradient), on=("",)
-        ),
+        Criterion("the loss of all tokens together", 2, each_call(_balance_call), on=("",)),
+        Criterion("its gradient for this rank's logits", 2, each_call(_balance_gradient), on=("",)),
         Criterion("ranks without tokens, one or all experts", 1, _balance_both, on=("edge",)),
         Criterion("bfloat16 and many tokens", 1, _balance_both, on=("other",)),
         Criterion("one all-reduce of 2E numbers", 1, _balance_traffic),

@@ -99,8 +99,9 @@ class Flat:
         self.params = self._make_params(params)
         views = zip(self.layout.split(self.shard), params, strict=True)
         self.shards = [nn.Parameter(v, requires_grad=p.requires_grad) for v, p in views]
-        for shard, param in zip(self.shards, params, strict=True):
-            mark(shard, like=param)
+        for made in (self.params, self.shards):
+            for own, param in zip(made, params, strict=True):
+                mark(own, like=param)
         self.owner: Stepper | None = None
         self.exposed = False  # whether the user has read `.data` of a parameter
         self._places = self.layout.places(comm.world, extra=len(params))  # in the rows

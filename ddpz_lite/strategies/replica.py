@@ -15,6 +15,7 @@ from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad
 from ddpz_lite.strategies.guards.model import check_frozen
 from ddpz_lite.strategies.guards.modules import KnownModules, check_reached, is_detached
+from ddpz_lite.strategies.mesh import by_comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
 
 
@@ -31,9 +32,12 @@ class Replica(nn.Module):
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
         super().__init__()
         self.module, self.comm = module, comm
-        comm.check_equal("the parameters of the model", describe(module.named_parameters()))
-        buffers = list(module.buffers())
-        comm.broadcast([t for t in (*module.parameters(), *buffers) if not t.is_meta])
+        names, buffers = {p: n for n, p in module.named_parameters()}, list(module.buffers())
+        for own, params in by_comm(names, comm).items():
+            lines = describe((names[p], p) for p in params)
+            own.check_equal("the parameters of the model", lines)
+            tensors = [*params, *(buffers if own is comm else ())]
+            own.broadcast([t for t in tensors if not t.is_meta])
         self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(buffers)
         self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         self.flats: list[Flat] = []

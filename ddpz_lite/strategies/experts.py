@@ -185,7 +185,7 @@ def expert_parallel(
     layer, so a checkpoint loads at any number of ranks. At every stage of `parallelize`, dense
     parameters are reduced and sharded over all ranks, and experts over those that have the same;
     fp16 skips a step if any rank has an inf; a norm counts each expert once. `dz.DDP` and the ZeRO
-    classes do the same. `LocalSGD` and torch's own wrappers do not know of experts.
+    classes do the same; torch's own wrappers do not know of experts.
 
     Args:
         module: on the device where it is to train, not on the meta device.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.gradient import in_backward
-from ddpz_lite.strategies.mesh import comm_for
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.reducer import Bucket, CommHook, HookPerBucket, Reducer, buckets_of
 from ddpz_lite.strategies.replica import Replica
@@ -57,9 +56,7 @@ class DDP(Replica):
         groups = buckets_of(list(module.parameters()), bucket_mb)
         rows = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
         sparse = {m.weight for m in rows if m.sparse}
-        self.buckets = [
-            Bucket(g, comm_for(g[0], self.comm), reduce_dtype, comm_hook, sparse) for g in groups
-        ]
+        self.buckets = [Bucket(g, self.comm, reduce_dtype, comm_hook, sparse) for g in groups]
         self._reducer = Reducer(self.buckets, in_flight=len(self.buckets))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -116,6 +116,18 @@ def by_comm(params: Iterable[nn.Parameter], comm: Comm) -> dict[Comm, list[nn.Pa
     return found
 
 
+def broadcast(params: Iterable[nn.Parameter], comm: Comm) -> None:
+    """Give parameters the values of the first rank that shares their state, in place."""
+    for own, some in by_comm(params, comm).items():
+        own.broadcast(some)
+
+
+def replicated(params: Iterable[nn.Parameter], comm: Comm) -> Comm:
+    """This rank alone, with the axes along which other ranks have other parameters than these."""
+    other = [own.axes for param in params if (own := experts(param)) is not None]
+    return comm.alone(comm.axes | (other[0] if other else {}))
+
+
 def counted(param: nn.Parameter, comm: Comm) -> bool:
     """Whether norms count the gradient of this parameter here, and not on another rank of `comm`.
 

@@ -25,7 +25,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.guards.model import check_hooks, check_stage
 from ddpz_lite.strategies.guards.param_groups import ParamGroups, with_names, with_params
-from ddpz_lite.strategies.mesh import Chunks, by_comm, experts
+from ddpz_lite.strategies.mesh import Chunks, broadcast, replicated
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
@@ -133,15 +133,13 @@ def parallelize(
         optimizer = zero(with_params(module, groups), optimizer_class, **options)
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
-        other = {n: g for p in module.parameters() if (e := experts(p)) for n, g in e.axes.items()}
-        replicated = Comm.alone(comm.axes | other)  # along other axes ranks have other parts
+        alone = replicated(module.parameters(), comm)
         if mixed_precision is None and not offload:
-            options |= {"comm": replicated, "cuts": False}
+            options |= {"comm": alone, "cuts": False}
             optimizer = ShardedOptimizer(with_params(module, groups), optimizer_class, **options)
         else:  # the master copies of ZeRO-1, in one shard
-            for own, params in by_comm(module.parameters(), comm).items():
-                own.broadcast(params)
-            options |= {"mesh": replicated, "keep": keep, **casts}
+            broadcast(module.parameters(), comm)
+            options |= {"mesh": alone, "keep": keep, **casts}
             optimizer = ZeRO1(with_params(module, groups), optimizer_class, **options)
             for param in module.parameters():
                 param.grad_dtype = None  # the mean, in reduce_dtype, is what masters are stepped by

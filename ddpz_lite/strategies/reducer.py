@@ -23,7 +23,7 @@ from ddpz_lite.strategies.comm import Comm, Handle
 from ddpz_lite.strategies.flat import sent_as
 from ddpz_lite.strategies.gradient import LocalGrad, own_grad, set_own_grad
 from ddpz_lite.strategies.layout import Layout
-from ddpz_lite.strategies.mesh import apart, experts
+from ddpz_lite.strategies.mesh import apart, comm_for, experts
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -48,6 +48,7 @@ class Bucket:
         hook: CommHook | HookPerBucket | None = None,
         sparse: Collection[nn.Parameter] = (),
     ) -> None:
+        comm = comm_for(params[0], comm)
         self.params, self.comm, self.sparse = params, comm, sparse
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded

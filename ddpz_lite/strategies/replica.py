@@ -17,6 +17,7 @@ from ddpz_lite.strategies.guards.model import check_frozen
 from ddpz_lite.strategies.guards.modules import KnownModules, check_reached, is_detached
 from ddpz_lite.strategies.mesh import by_comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.reducer import kind_of
 
 
 class Replica(nn.Module):
@@ -105,7 +106,7 @@ class Replica(nn.Module):
         for param in self.module.parameters():
             wanted = not param.requires_grad and param.is_floating_point() and param not in keep
             if dtype not in (None, param.dtype) and wanted:
-                kinds[param.dtype, param.device].append(param)
+                kinds[kind_of(param)].append(param)
         self.masters = [Flat(p, self.comm, dtype=dtype, offload=True) for p in kinds.values()]
 
     def memory_extra(self) -> dict[str, list[Tensor]]:

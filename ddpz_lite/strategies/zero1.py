@@ -26,7 +26,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
 from ddpz_lite.strategies.guards.model import check_frozen, check_separate
-from ddpz_lite.strategies.mesh import by_comm, comm_for
+from ddpz_lite.strategies.mesh import broadcast
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.ownership import laid_out
 from ddpz_lite.strategies.precision import LossScale
@@ -91,16 +91,14 @@ class ZeRO1(ShardedOptimizer):
         self.comm.check_equal("the optimizer's parameters", lines)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
         check_separate(shapes)
-        for own, some in by_comm(params, self.comm).items():
-            own.broadcast(some)
+        broadcast(params, self.comm)
         self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
         cast = [p for p in params if p not in self._keep]
         kept = [p for p in params if p in self._keep]
         as_they_are = self._flat_options | {"dtype": None}
         for some, options in ((cast, self._flat_options), (kept, as_they_are)):
             for bucket, layout in laid_out(some, whole, self._bucket_mb, self.comm.shards):
-                own = comm_for(bucket[0], self.comm)
-                flat = Flat(bucket, own, layout=layout, **options)
+                flat = Flat(bucket, self.comm, layout=layout, **options)
                 flat.owner = self
                 self.flats.append(flat)
                 self._shard_of.update(zip(flat.params, flat.shards, strict=True))

@@ -45,7 +45,6 @@ from ddpz_lite.strategies.guards.model import (
 from ddpz_lite.strategies.guards.modules import KnownModules
 from ddpz_lite.strategies.guards.optimizers import watch_optimizers
 from ddpz_lite.strategies.guards.parameters import watch_parameters
-from ddpz_lite.strategies.mesh import comm_for
 from ddpz_lite.strategies.meta_device import Builder
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.precision import keeps_dtype
@@ -167,7 +166,11 @@ class ZeRO3(Replica):
         for param, where in slots.items():
             kept = any(keeps_dtype(slot.module) for slot in where)
             kinds[kept, param.requires_grad, *kind_of(param)].append(param)
-        flats = [self._flat(params, kept) for (kept, *_), params in kinds.items()]
+        as_they_are = self._flat_options | {"dtype": None, "gather_dtype": None}
+        flats = [
+            Flat(params, self.comm, resident=False, **(as_they_are if kept else self._flat_options))
+            for (kept, *_), params in kinds.items()
+        ]
         places = [[slots[param] for param in params] for params in kinds.values()]
         unit = Unit(name, flats, places)
         unit.reshard()
@@ -177,13 +180,6 @@ class ZeRO3(Replica):
         for param in slots:
             param.data = param.data.new_empty(0)
         return unit
-
-    def _flat(self, params: list[nn.Parameter], kept: bool) -> Flat:
-        """kept: in their own dtype. Experts have no second copy inside a node (hpZ)."""
-        options, comm = dict(self._flat_options), comm_for(params[0], self.comm)
-        options |= {"dtype": None, "gather_dtype": None} if kept else {}
-        options |= {"intra_node": None} if comm is not self.comm else {}
-        return Flat(params, comm, resident=False, **options)
 
     def _hook_gradient(self, flat: Flat, index: int, name: str) -> None:
         """Notice the gradient of the full parameter; refuse one of its shard.

@@ -1,8 +1,8 @@
 """`--mesh`: the run on a mesh of data (DDP or ZeRO) x pipeline x expert x context x tensor.
 
 Ranks that differ along data or expert read other windows, all others the same; along context each
-computes its tokens of them. The micro-batches of an update (--accumulate) are those of the pipeline, in the
-order of --schedule; one stage is plain accumulation.
+computes its tokens of them. The micro-batches of an update (--accumulate) are those of the
+pipeline, in the order of --schedule; one stage is plain accumulation.
 """
 
 from __future__ import annotations

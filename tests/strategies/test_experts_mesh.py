@@ -284,9 +284,7 @@ def with_a_hook() -> None:
 
 
 def over_tensor() -> None:
-    dz.expert_parallel(
-        gpt(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("expert", "tensor"))
-    )
+    dz.expert_parallel(gpt(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("expert", "tensor")))
 
 
 def on_meta() -> None:

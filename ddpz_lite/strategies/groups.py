@@ -42,10 +42,10 @@ class Group:
             hold the parameter: see `of_experts`.
 
     Attributes: `rank` and `world` are those of the sharding group; `copies` is the number of ranks
-    that hold the same shard, and `size` counts them too;
-    `group` is None for the world. `across` is a Comm of the replicas if they cut the shard, else of
-    this rank alone; so `across.shard(shard(full))` is what the optimizer steps on here. It is the
-    `place`-th of `shards` equal slices, of which the ranks of `holders` have one each.
+    that hold the same shard, and `size` counts them too; `group` is None for the world. `across` is
+    a Comm of the replicas if they cut the shard, else of this rank alone; so
+    `across.shard(shard(full))` is what the optimizer steps on here. It is the `place`-th of
+    `shards` equal slices, of which the ranks of `holders` have one each.
     """
 
     def __init__(

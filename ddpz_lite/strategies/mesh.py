@@ -9,8 +9,7 @@ things follow, and here is what the rest of the library has to know of them:
                  beside layers that are cut, an embedding that two stages share
     apart        the same shared embedding lies in a flat buffer of its own, so that its shards are
                  the same on both stages and can be added
-
-    experts      the parameters of experts are shared by fewer ranks than all others are
+    experts      the parameters of an expert are shared by the ranks that have it, all others by all
 
 The last three are marks on the parameter: `elsewhere`, `apart`, `experts`.
 
@@ -103,7 +102,7 @@ def comm_for(param: nn.Parameter, comm: Comm) -> Comm:
         raise ValueError(
             f"experts are distributed over {own.size} ranks, and the model is to be sharded over "
             f"{comm.world}, with {comm.copies} replicas: experts need all ranks in one group. Fix: "
-            "parallelize(..., mesh=None), or the mesh of expert_parallel with named axes."
+            'parallelize(..., mesh=None), or a mesh with axes named "data" and "expert".'
         )
     return own
 

@@ -37,7 +37,7 @@ from ddpz_lite.launcher import progress
 from ddpz_lite.launcher import rank as launched
 from ddpz_lite.model import GPT, GPTConfig, next_token_loss
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.experts import with_experts
+from ddpz_lite.strategies.experts import MoE, expert_parallel, with_experts
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline
@@ -182,6 +182,8 @@ def update(
     norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
     optimizer.step()
     optimizer.zero_grad()
+    for layer in (module for module in model.modules() if isinstance(module, MoE)):
+        layer.update_bias(recipe.balance)  # by the tokens of the last micro-batch
     return norm
 
 
@@ -230,6 +232,9 @@ def shard(
     recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh | None = None
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
+    if recipe.experts and mesh is None and (world := Comm().world) > 1:
+        # all experts are on each rank, and all ranks' tokens balance them
+        expert_parallel(gpt, init_device_mesh(this_device().type, (world, 1)))
     return parallelize(
         gpt if mesh is None else pipeline_of(recipe, gpt, mesh),
         torch.optim.AdamW,

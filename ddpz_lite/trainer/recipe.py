@@ -66,6 +66,12 @@ class Recipe:
         "model", 0, "experts in each block, in place of its MLP; 0: none", at_least=0
     )
     top_k: int = _option("model", 2, "experts that a token uses; none is dropped", at_least=1)
+    balance: float = _option(
+        "model",
+        0.001,
+        "step of the bias that moves tokens to experts with few, after each update; 0: none",
+        at_least=0,
+    )
 
     stage: int = _option("ranks", 0, "0 is DDP; 1, 2, 3 are ZeRO", choices=range(4))
     mesh: str | None = _option(
@@ -246,6 +252,11 @@ class Recipe:
                 "--survive needs the full state on every rank, and here it is sharded: the dead "
                 "rank's shard would be lost. Fix: use --stage 0 alone; or --checkpoint DIR "
                 "--resume, so that the remaining ranks start again from the last save"
+            )
+        if self.experts:
+            raise ValueError(
+                "--survive and --experts cannot be combined: the ranks that count the experts' "
+                "tokens are not formed again after a death. Fix: give one of them"
             )
         if self.save_in_background:
             raise ValueError(

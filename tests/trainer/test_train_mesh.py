@@ -52,21 +52,27 @@ def test_a_mesh_trains_as_one_process_on_all_batches(recipe, mesh, stage):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "stage"),
+    ("mesh", "ranks", "stage", "steps", "balance"),
     [
-        ("data=2,expert=2", 3),
-        pytest.param("expert=2", 0, marks=pytest.mark.rest),
-        pytest.param("expert=4", 2, marks=pytest.mark.rest),
-        pytest.param("data=4", 1, marks=pytest.mark.rest),
-        pytest.param("expert=2,pipe=2", 1, marks=pytest.mark.rest),
-        pytest.param("expert=2,context=2", 3, marks=pytest.mark.rest),
+        ("data=2,expert=2", 4, 3, 12, 0.0),
+        ("expert=2", 2, 2, 3, 0.1),
+        pytest.param("expert=2", 2, 0, 12, 0.0, marks=pytest.mark.rest),
+        pytest.param("expert=4", 4, 2, 12, 0.0, marks=pytest.mark.rest),
+        pytest.param("data=4", 4, 1, 12, 0.0, marks=pytest.mark.rest),
+        pytest.param("expert=2,pipe=2", 4, 1, 3, 0.1, marks=pytest.mark.rest),
+        pytest.param("expert=2,context=2", 4, 3, 3, 0.1, marks=pytest.mark.rest),
+        pytest.param(None, 2, 3, 3, 0.1, marks=pytest.mark.rest),
     ],
 )
-def test_experts_train_as_in_one_process(recipe, mesh, stage):
-    many = replace(recipe, mesh=mesh, stage=stage, experts=4)
-    readers = many.axes["data"] * many.axes["expert"]
-    numbers, sample = results(replace(recipe, batch=2 * readers, experts=4))
-    for found, text in dz.launch(results, prod(many.axes.values()), args=(many,), record=False):
+def test_experts_train_as_in_one_process(recipe, mesh, ranks, stage, steps, balance):
+    """Balanced in the first steps: at an epoch's end ranks have other numbers of tokens."""
+    recipe = replace(recipe, steps=steps, validate=steps, experts=4, balance=balance)
+    many = replace(recipe, mesh=mesh, stage=stage)
+    readers = many.axes["data"] * many.axes["expert"] if mesh else ranks
+    numbers, sample = results(replace(recipe, batch=2 * readers))
+    if balance:
+        assert results(replace(recipe, batch=2 * readers, balance=0.0))[0] != numbers
+    for found, text in dz.launch(results, ranks, args=(many,), record=False):
         assert found == pytest.approx(numbers, abs=1e-5)
         assert len(text) == len(sample) > 0
 
@@ -96,7 +102,7 @@ def test_a_schedule_changes_only_the_order(recipe, schedule):
 )
 def test_a_run_continues_on_another_mesh(recipe, tmp_path, shapes, experts):
     """Three jobs, each from the checkpoint of the one before, at another shape and stage."""
-    kept = replace(recipe, validate=0, sample=0, experts=experts)
+    kept = replace(recipe, validate=0, sample=0, experts=experts, balance=0.0)
     found, alone = [], []
     for number, (mesh, stage) in enumerate(shapes, 1):
         now = replace(kept, steps=4 * number)
@@ -126,6 +132,7 @@ def test_a_run_continues_on_another_mesh(recipe, tmp_path, shapes, experts):
         (["--mesh", "1x1x2", "--dropout", "0.1"], "--mesh 1x1x2 cuts heads, and needs --dropout 0"),
         (["--mesh", "expert=2"], "--experts 0 do not divide by it. Fix: --experts 8, say"),
         (["--mesh", "expert=2", "--experts", "3"], "--experts 3 do not divide by it"),
+        (["--experts", "4", "--survive"], "--survive and --experts cannot be combined: the ranks"),
         (["--experts", "4", "--top-k", "5"], "--top-k 5 is more than --experts 4"),
         (["--experts", "4", "--mesh", "1x1x2"], "--mesh 1x1x2 cuts MLPs, and --experts 4 has none"),
         (["--schedule", "zb"], "--schedule zb is for stages. Fix: --mesh 1x2x1"),

@@ -10,7 +10,8 @@ backward the gradients go the same ways. For T tokens of C elements, with even r
 
 An expert's gradient is the sum over the tokens of its whole group when backward is over. It lacks
 those of its replicas, and no other rank's. Each rank's loss is a mean over its own tokens, so it is
-divided by the number of all ranks, like the gradient of a dense parameter.
+divided by the number of all ranks, like the gradient of a dense parameter. The strategies do this,
+and share the state of an expert between its replicas: at stages 1 to 3 each holds a part of it.
 
 Sources: Lepikhin et al., "GShard", 2020 (capacity); Fedus et al., "Switch Transformers", 2021
 (router in fp32, balance loss); DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2 (bias).

@@ -80,7 +80,7 @@ class Recipe:
         "ranks along data, pipe and tensor, or along named axes, as data=2,context=2. data: other "
         "windows; pipe: layers in stages, with --accumulate micro-batches; tensor: heads and MLP "
         "are cut; context: other tokens of the same windows; expert: other windows, and other "
-        "experts. --stage goes along data, context and expert; of an expert, not along expert",
+        "experts. --stage goes along data, context and expert, and for experts along the first two",
         metavar="DxPxT|NAME=N,...",
     )
     schedule: str = _option(

@@ -19,7 +19,8 @@ are spares), **restart**, which includes reading a save, and **train** again fro
 that survived. A fault that strikes meanwhile begins these again. In an elastic job (`group`) only
 the replica group of the lost node passes through them; the others continue after `regroup`.
 
-Left out: spares do not fail, a network that slows down, and steps that differ in time.
+Left out: spares do not fail, the network does not slow down, all steps take equally long, and a
+silent failure stays even if the job has gone back to a save from before it.
 """
 
 from __future__ import annotations

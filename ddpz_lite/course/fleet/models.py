@@ -10,11 +10,12 @@ class Model:
     """A decoder-only transformer.
 
     kv_heads: heads of keys and values, 0 for as many as heads. ffn: width of a feed-forward layer
-    or of an expert. gated: three matrices (SwiGLU) instead of two. tied: one matrix for embedding
-    and output. positions: whether they are learned. experts: in a layer, 0 for a dense model; each
-    token uses top_k of them, on `spread` nodes at most, and all `shared` ones. dense: the first
-    layers without experts, and their ffn. attention: its parameters in a layer, 0 for the usual
-    four matrices. head: elements of a head, 0 for width / heads. dropout: whether masks are kept.
+    or of an expert. gpt: a block as in GPT-3, with GELU between two matrices, biases, dropout and
+    learned positions; otherwise as in Llama, with SwiGLU's three matrices. tied: one matrix for
+    embedding and output. experts: in a layer, 0 for a dense model; each token uses top_k of them,
+    on `spread` nodes at most, and all `shared` ones. dense: the first layers without experts, and
+    their ffn. attention: its parameters in a layer, 0 for the usual four matrices. head: elements
+    of a head, 0 for width / heads.
     """
 
     name: str
@@ -25,9 +26,8 @@ class Model:
     vocabulary: int
     seq: int
     kv_heads: int = 0
-    gated: bool = True
+    gpt: bool = False
     tied: bool = False
-    positions: bool = False
     experts: int = 0
     top_k: int = 1
     shared: int = 0
@@ -35,7 +35,6 @@ class Model:
     dense: tuple[int, int] = (0, 0)
     attention: int = 0
     head: float = 0
-    dropout: bool = False
 
     @property
     def queries(self) -> float:
@@ -54,7 +53,7 @@ class Model:
     @property
     def expert(self) -> int:
         """Parameters of one expert, or of the only feed-forward layer."""
-        return (3 if self.gated else 2) * self.width * self.ffn
+        return (2 if self.gpt else 3) * self.width * self.ffn
 
     @property
     def used(self) -> int:
@@ -73,12 +72,13 @@ class Model:
 
     @property
     def parameters(self) -> float:
-        """All but norms and biases, which are less than 0.1%."""
-        tables = (1 if self.tied else 2) * self.vocabulary + self.positions * self.seq
+        """All of them; in a Llama without the weights of norms, which are less than 0.1%."""
+        rows = (1 if self.tied else 2) * self.vocabulary
+        if self.gpt:  # positions, biases and norms: 13 vectors a layer, and the last norm's two
+            rows += self.seq + 13 * self.layers + 2
         held = self.experts + self.shared if self.experts else 1
-        return (
-            self.layers * self.attention_parameters + self._feed_forward(held) + tables * self.width
-        )
+        blocks = self.layers * self.attention_parameters + self._feed_forward(held)
+        return blocks + rows * self.width
 
     @property
     def active(self) -> float:
@@ -96,8 +96,7 @@ class Model:
 
 def gpt(name: str, layers: int, width: int, heads: int, vocabulary: int = 51_200) -> Model:
     """A GPT of Megatron-LM's papers: windows of 2,048 tokens, learned positions, tied tables."""
-    kinds = {"gated": False, "tied": True, "positions": True, "dropout": True}
-    return Model(name, layers, width, heads, 4 * width, vocabulary, 2048, **kinds)
+    return Model(name, layers, width, heads, 4 * width, vocabulary, 2048, gpt=True, tied=True)
 
 
 # Llama Team 2024, table 3.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import ceil
 
-from ddpz_lite.course.fleet.hardware import GPU, Cluster
+from ddpz_lite.course.fleet.hardware import GPU, Cluster, Link
 from ddpz_lite.course.fleet.models import Model
 from ddpz_lite.strategies.costs import elements_moved, zero_memory
 
@@ -132,8 +132,8 @@ def activation_bytes(model: Model, plan: Plan) -> float:
     tokens, h, t = plan.micro_batch * model.seq / plan.cp, model.width, plan.tp
     if plan.recompute == "full":
         return 2 * tokens * h
-    each = (6 if model.gated else 4) * model.ffn / h + (2 if model.experts else 0)
-    whole = (10 if model.dropout else 8) / (t if plan.sequence else 1)
+    each = (4 if model.gpt else 6) * model.ffn / h + (2 if model.experts else 0)
+    whole = (10 if model.gpt else 8) / (t if plan.sequence else 1)
     split = (4 * model.queries / h + 4 * model.keys / h + model.used * each) / t
     scores = 0 if plan.fused or plan.recompute == "selective" else 5 * model.heads * model.seq / h
     return tokens * h * (whole + split + scores / t)
@@ -207,7 +207,7 @@ def layer(model: Model, plan: Plan) -> dict[str, Operation]:
         "elementwise": (
             0,
             BF16 * tokens * 10 * h / (t if plan.sequence else 1)
-            + BF16 * routed * (3 if model.gated else 2) * model.ffn / t,
+            + BF16 * routed * (2 if model.gpt else 3) * model.ffn / t,
         ),
     }
     if not plan.fused:  # softmax and dropout read and write all scores, five times in all
@@ -221,37 +221,59 @@ def seconds(operation: Operation, gpu: GPU, assumed: Assumed) -> float:
     return max(flops / (assumed.matmul * gpu.flops), moved / gpu.bandwidth)
 
 
-def messages(model: Model, cluster: Cluster, plan: Plan, assumed: Assumed) -> dict[str, float]:
-    """Seconds of messages of one layer and one micro-batch, forward and backward.
+def sent(model: Model, plan: Plan, element: int = BF16) -> dict[str, float]:
+    """Bytes that a rank sends for a layer and a micro-batch, forward and backward, by axis.
 
-    tensor: two all-reduces (or gather and reduce-scatter) forward, two backward, and two more if
-    forward is done again. context: keys and values gathered twice, their gradients scattered.
-    expert: dispatch and combine, forward and backward: out of the node each GPU has its own card,
-    and sends a token once to each node with experts of it. stages: to the next stage and back.
+    tensor: two all-reduces forward and two backward (or as many gathers and reduce-scatters), and
+    two more if forward is done again. context: keys and values are gathered twice, and their
+    gradients reduced once. expert: dispatch and combine, forward and backward, of balanced tokens.
+    stages: to the next stage and back; this is for a whole stage, not for a layer.
     """
     tokens, t = plan.micro_batch * model.seq / plan.cp, plan.tp
     again = 1.5 if plan.recompute == "full" else 1
-    size = BF16 * tokens * model.width
-    keys = BF16 * 2 * tokens * plan.cp * model.keys / t
-
-    def ring(calls: float, total: float, size: int, stride: int) -> float:
-        """`calls` all-gathers or reduce-scatters of `total` bytes."""
-        link = cluster.ring(size, stride)
-        moved = total * (size - 1) / size
-        return calls * ((size - 1) * link.latency + moved / (assumed.link * link.bandwidth))
-
-    experts = cluster.link(plan.ep, t * plan.cp)
-    within = 1 if experts is cluster.inside else max(1, cluster.node // (t * plan.cp))
-    copies = model.top_k if experts is cluster.inside else min(model.top_k, model.spread or 999)
-    routed = size / t * copies * (plan.ep - within) / plan.ep
-    hop = cluster.link(2, t * plan.cp * plan.dp) if plan.pp > 1 else None
-    one_way = hop.latency + size / t / (assumed.link * hop.bandwidth) if hop else 0.0
+    size = element * tokens * model.width
     return {
-        "tensor": ring(8 * again, size, t, 1),
-        "context": ring(3, keys, plan.cp, t),
-        "expert": 4 * again * routed / (assumed.link * experts.bandwidth) if plan.ep > 1 else 0.0,
-        "stages": 2 * one_way * plan.pp * plan.virtual / model.layers,
+        "tensor": 8 * again * size * (t - 1) / t,
+        "context": 3 * 2 * element * tokens * model.keys / t * (plan.cp - 1),
+        "expert": 4 * again * size / t * model.top_k * (plan.ep - 1) / plan.ep,
+        "stages": 2 * size / t if plan.pp > 1 else 0.0,
     }
+
+
+def data_sent(model: Model, plan: Plan, batch: int, element: int = BF16) -> list[float]:
+    """Bytes that a rank sends in a step for ZeRO: of experts to their replicas, of all else."""
+    groups = (_replicas(plan), plan.dp * plan.cp)
+    return [
+        element * elements_moved(held, ranks, plan.stage, plan.micro_batches(batch))
+        for held, ranks in zip(_held(model, plan), groups, strict=True)
+    ]
+
+
+def messages(model: Model, cluster: Cluster, plan: Plan, assumed: Assumed) -> dict[str, float]:
+    """Seconds of messages of one layer and one micro-batch, forward and backward, by axis.
+
+    Experts out of the node: each GPU has its own card, and a token goes once to each node that has
+    experts of it.
+    """
+    size, inner = sent(model, plan), plan.tp * plan.cp
+    again = 1.5 if plan.recompute == "full" else 1
+
+    def taken(kind: str, calls: float, link: Link) -> float:
+        return calls * link.latency + size[kind] / (assumed.link * link.bandwidth)
+
+    experts = cluster.link(plan.ep, inner)
+    if plan.ep > 1 and experts is not cluster.inside:
+        copies = min(model.top_k, model.spread or model.top_k) / model.top_k
+        outside = 1 - max(1, cluster.node // inner) / plan.ep
+        size["expert"] *= copies * outside * plan.ep / (plan.ep - 1)
+    found = {
+        "tensor": taken("tensor", 8 * again * (plan.tp - 1), cluster.ring(plan.tp, 1)),
+        "context": taken("context", 3 * (plan.cp - 1), cluster.ring(plan.cp, plan.tp)),
+        "expert": taken("expert", 4 * again * (plan.ep > 1), experts),
+        "stages": taken("stages", 2 * (plan.pp > 1), cluster.link(2, inner * plan.dp)),
+    }
+    found["stages"] *= plan.virtual * plan.pp / model.layers
+    return found
 
 
 def step_time(
@@ -279,7 +301,7 @@ def step_time(
     compute, repeated = longest * 3 * once + extra, longest * again[plan.recompute]
     micro = compute + repeated + sum(exposed.values())
     behind = assumed.behind * micro * (m if plan.stage > 1 else 1)
-    data = max(0.0, _data(model, cluster, plan, m, assumed) - behind)
+    data = max(0.0, _data(model, cluster, plan, batch, assumed) - behind)
     return Step(
         compute=m * compute,
         recompute=m * repeated,
@@ -289,14 +311,13 @@ def step_time(
     )
 
 
-def _data(model: Model, cluster: Cluster, plan: Plan, m: int, assumed: Assumed) -> float:
-    """Seconds of ZeRO's messages in a step: experts among their replicas, all else over dp x cp."""
-    taken = 0.0
-    for held, ranks in zip(_held(model, plan), (_replicas(plan), plan.dp * plan.cp), strict=True):
-        link = cluster.ring(ranks, plan.tp * plan.dp * plan.cp // ranks)
-        moved = BF16 * elements_moved(held, ranks, plan.stage, m)
-        taken += moved / (assumed.link * link.bandwidth) + 2 * (ranks - 1) * link.latency
-    return taken
+def _data(model: Model, cluster: Cluster, plan: Plan, batch: int, assumed: Assumed) -> float:
+    """Seconds of ZeRO's messages in a step."""
+    total, everyone = 0.0, plan.dp * plan.cp
+    for size, ranks in zip(data_sent(model, plan, batch), (_replicas(plan), everyone), strict=True):
+        link = cluster.ring(ranks, plan.tp * everyone // ranks)
+        total += size / (assumed.link * link.bandwidth) + 2 * (ranks - 1) * link.latency
+    return total
 
 
 def mfu(model: Model, cluster: Cluster, batch: int, step: float) -> float:

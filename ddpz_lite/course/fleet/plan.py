@@ -75,7 +75,7 @@ class Assumed:
     usable: part of the memory; the rest is the runtime's and lost to fragments.
     """
 
-    matmul: float = 0.65
+    matmul: float = 0.63
     link: float = 0.8
     hidden: float = 0.0
     behind: float = 0.5

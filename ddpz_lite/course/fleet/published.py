@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ddpz_lite.course.fleet.hardware import Cluster, a100, h100, h800
 from ddpz_lite.course.fleet.models import DEEPSEEK_V3, LLAMA_405B, Model, gpt
-from ddpz_lite.course.fleet.plan import Plan
+from ddpz_lite.course.fleet.plan import Plan, mfu
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,17 @@ class Run:
             output = 6 * m.vocabulary * m.width * self.batch * m.seq
             flops = (flops - output) * 4 / 3 + output
         return flops / (gpus * self.value)
+
+    def beside(self, predicted: float) -> str:
+        """A line with the mesh, the published step and the predicted one, in seconds."""
+        plan, seconds = self.plan, self.seconds
+        sizes = {axis: getattr(plan, axis) for axis in ("tp", "cp", "ep", "pp", "dp")}
+        mesh = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+        return (
+            f"{self.name:17} {self.source:26} {mesh:19} published {seconds:6.2f} s"
+            f" MFU {mfu(self.model, self.cluster, self.batch, seconds):.0%}"
+            f"  predicted {predicted:6.2f} s {predicted / seconds - 1:+4.0%}"
+        )
 
 
 GPT3 = gpt("GPT-3 174.6B", 96, 12_288, 96)

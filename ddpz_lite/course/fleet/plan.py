@@ -6,7 +6,7 @@
     step_time(LLAMA_70B, h100(256), plan, batch=512)   seconds by cause
     search(LLAMA_70B, h100(256), batch=512)            the best plans that fit
 
-All numbers are modelled. A matrix product takes as long as its arithmetic or as its bytes, whatever
+All numbers are modelled. A matrix product takes as long as its arithmetic or as its bytes, whichever
 is longer (a roofline, Williams et al. 2009). A message takes latency + bytes / bandwidth (lesson
 02b) on the link that its group crosses. `Assumed` names what no data sheet says.
 
@@ -216,7 +216,7 @@ def layer(model: Model, plan: Plan) -> dict[str, Operation]:
 
 
 def seconds(operation: Operation, gpu: GPU, assumed: Assumed) -> float:
-    """The roofline: the arithmetic or the bytes, whatever takes longer."""
+    """The roofline: the arithmetic or the bytes, whichever takes longer."""
     flops, moved = operation
     return max(flops / (assumed.matmul * gpu.flops), moved / gpu.bandwidth)
 

@@ -55,9 +55,9 @@ class Run:
         sizes = {axis: getattr(plan, axis) for axis in ("tp", "cp", "ep", "pp", "dp")}
         mesh = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
         return (
-            f"{self.name:17} {self.source:26} {mesh:19} published {seconds:6.2f} s"
+            f"{self.name:18} {self.source:27} {mesh:19} published {seconds:6.2f} s"
             f" MFU {mfu(self.model, self.cluster, self.batch, seconds):.0%}"
-            f"  predicted {predicted:6.2f} s {predicted / seconds - 1:+4.0%}"
+            f"  predicted {predicted:6.2f} s {round(100 * predicted / seconds) - 100:+4d}%"
         )
 
 

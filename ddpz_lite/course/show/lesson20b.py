@@ -12,7 +12,7 @@ from ddpz_lite.course.fleet.plan import Assumed, Operation, Plan, Step, memory, 
 from ddpz_lite.course.show.canvas import figure, house_style, swatch
 from ddpz_lite.course.show.page import Table, show_figure
 from ddpz_lite.course.show.sliders import explore, options
-from ddpz_lite.course.show.style import IDLE, MUTED_COLOR, SERIES, TEXT_COLOR, style_of
+from ddpz_lite.course.show.style import CARD, IDLE, MUTED_COLOR, SERIES, TEXT_COLOR, style_of
 
 CAUSES = {
     "compute": SERIES[0],
@@ -57,10 +57,12 @@ def roofline(
             ys = [min(peak, bandwidth * x) / 1e12 for x in xs]
             look = SERIES[(0, 5, 2)[place % 3]]
             axes.plot(xs, ys, look.marker, color=look.color, markersize=8, label=series)
-            for name, x, y in zip(shown, xs, ys, strict=True):
-                axes.annotate(name, (x, y), xytext=(0, -12 - 11 * place),
-                              textcoords="offset points", fontsize=7.5, color=look.color,
-                              ha="center", va="top")  # fmt: skip
+            ordered = sorted(zip(xs, ys, shown, strict=True), reverse=place == 0)
+            for line, (x, y, name) in enumerate(ordered):
+                right = place > 0  # of a point on the slope, where the line leaves room
+                axes.annotate(name, (x, y), xytext=(8 * right, -8 - 11 * line), va="top",
+                              ha="left" if right else "center", textcoords="offset points",
+                              fontsize=7.5, color=look.color)  # fmt: skip
             table += [[series, name, x, y] for name, x, y in zip(shown, xs, ys, strict=True)]
         axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte of memory traffic",
                  ylabel="TFLOP/s that are possible", title=title)  # fmt: skip
@@ -88,7 +90,7 @@ def meshes_picture(
     names = list(found)
     shown = [cause for cause in CAUSES if any(asdict(step)[cause] for step, _ in found.values())]
     fig, (left, right) = figure(
-        1, 2, height=1.5 + 0.3 * len(names), sharey=True, width_ratios=[1.25, 1]
+        1, 2, height=2.1 + 0.28 * len(names), sharey=True, width_ratios=[1.25, 1]
     )
     table: Table = [["mesh", *shown, "seconds", *KINDS, "GB"]]
     with house_style():
@@ -98,7 +100,8 @@ def meshes_picture(
             _bar(left, place, took, CAUSES, f"{step.total:.1f} s")
             fits = sum(held.values()) <= capacity
             total = sum(size.values())
-            _bar(right, place, size, KINDS, f"{total:.0f} GB" + ("" if fits else ", too much"))
+            _bar(right, place, size, KINDS, f"{total:.0f} GB" + ("" if fits else ", too much"),
+                 capacity / 1e9)  # fmt: skip
             table.append([name, *took.values(), step.total, *size.values(), total])
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - 0.4, -0.6)
@@ -110,9 +113,11 @@ def meshes_picture(
             axes.set_xlabel(x)
             axes.tick_params(axis="y", length=0)
         fig.suptitle(title, fontsize=11)
-        looks = {cause: CAUSES[cause] for cause in shown}
-        fig.legend([swatch(look) for look in (*looks.values(), *KINDS.values())],
-                   [*looks, *KINDS], loc="outside lower center", ncols=6, fontsize=8)  # fmt: skip
+        small = {"fontsize": 8, "columnspacing": 1.2}
+        fig.legend([swatch(CAUSES[cause]) for cause in shown], shown, ncols=4,
+                   title="seconds", loc="outside lower left", **small)  # fmt: skip
+        fig.legend([swatch(look) for look in KINDS.values()], list(KINDS), ncols=2,
+                   title="GB", loc="outside lower right", **small)  # fmt: skip
     alt = f"{title}. " + " ".join(
         f"{name}: {step.total:.1f} s, {sum(held.values()) / 1e9:.0f} GB."
         for name, (step, held) in found.items()
@@ -120,13 +125,16 @@ def meshes_picture(
     return fig, alt, table
 
 
-def _bar(axes: Any, place: int, parts: Mapping[str, float], looks: Any, text: str) -> None:
+def _bar(
+    axes: Any, place: int, parts: Mapping[str, float], looks: Any, text: str, beyond: float = 0.0
+) -> None:
+    """A bar of parts, and a text to the right of it and of `beyond`."""
     before = 0.0
     for name, width in parts.items():
         axes.barh(place, width, left=before, linewidth=0, **looks[name].patch_kwargs)
         before += width
-    axes.annotate(text, (before, place), xytext=(4, 0), textcoords="offset points", va="center",
-                  fontsize=8.5)  # fmt: skip
+    axes.annotate(text, (max(before, beyond), place), xytext=(4, 0), va="center",
+                  textcoords="offset points", fontsize=8.5)  # fmt: skip
 
 
 def explorer(model: Model, cluster: Cluster, batch: int) -> None:
@@ -170,8 +178,10 @@ def published(errors: Mapping[str, tuple[float, float, bool]], *, title: str) ->
             axes.plot([hidden, shown], [place, place], color=MUTED_COLOR, marker="", linewidth=1.5)
             axes.plot([shown], [place], look.marker, color=look.color, markersize=7)
             axes.plot([hidden], [place], "|", color=MUTED_COLOR, markersize=8)
-            axes.annotate(f"{shown - 1:+.0%}", (max(shown, hidden), place), xytext=(7, 0),
-                          textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
+            text = f"{round(100 * shown) - 100:+d}%"
+            axes.annotate(text, (max(shown, hidden), place), xytext=(7, 0), va="center",
+                          textcoords="offset points", fontsize=8.5,
+                          bbox={"color": CARD, "pad": 0.5})  # fmt: skip
         axes.set_yticks(range(len(errors)), list(errors))
         axes.set_ylim(len(errors) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)

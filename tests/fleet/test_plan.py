@@ -161,6 +161,15 @@ def test_more_of_anything_good_never_takes_longer():
     )
 
 
+def test_no_more_messages_hide_than_there_is_compute():
+    plan = Plan(tp=64, dp=4)
+    shown, hidden = (
+        step_time(LLAMA_70B, h100(256), plan, BATCH, Assumed(hidden=part)) for part in (0.0, 1.0)
+    )
+    assert shown.tensor > 4 * shown.compute
+    assert hidden.tensor == pytest.approx(shown.tensor - shown.compute, rel=0.02)
+
+
 def test_recomputing_everything_costs_the_published_third():
     """Korthikanti et al. 2022, table 5: 29 to 32% more throughput without it."""
     selective = Plan(tp=8, pp=8, virtual=3, recompute="selective", fused=False)

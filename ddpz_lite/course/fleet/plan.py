@@ -6,9 +6,9 @@
     step_time(LLAMA_70B, h100(256), plan, batch=512)   seconds by cause
     search(LLAMA_70B, h100(256), batch=512)            the best plans that fit
 
-All numbers are modelled. A matrix product takes as long as its arithmetic or as its bytes, whichever
-is longer (a roofline, Williams et al. 2009). A message takes latency + bytes / bandwidth (lesson
-02b) on the link that its group crosses. `Assumed` names what no data sheet says.
+All numbers are modelled. A matrix product takes the longer of its arithmetic and its bytes (a
+roofline, Williams et al. 2009). A message takes latency + bytes / bandwidth (lesson 02b) on the
+link that its group crosses. `Assumed` names what no data sheet says.
 
 Units: bytes, seconds, FLOP/s, and bytes/s in one direction of one GPU. `batch` counts sequences of
 all ranks in a step. GPUs are numbered along tp first, then cp, dp and pp, so a tensor group has
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 from ddpz_lite.course.fleet.hardware import GPU, Cluster, Link
 from ddpz_lite.course.fleet.models import Model
@@ -36,6 +36,7 @@ class Plan:
     stage: ZeRO over dp x cp. micro_batch: sequences that a pipeline stage takes at once. virtual:
     chunks of a stage (interleaving). recompute: "none", "selective" (attention's scores) or "full".
     sequence: sequence parallelism over tp. fused: attention stores no scores and skips masked ones.
+    If tp exceeds the heads of keys and values, ranks hold copies of them, which are not counted.
     """
 
     dp: int = 1
@@ -186,7 +187,10 @@ Operation = tuple[float, float]  # FLOPs, bytes
 
 
 def layer(model: Model, plan: Plan) -> dict[str, Operation]:
-    """The operations of a block's forward on one GPU, for one micro-batch."""
+    """The operations of a block's forward on one GPU, for one micro-batch.
+
+    Of a model with experts, a block that has them; its first, dense ones are taken to be as long.
+    """
     t, h, q, kv = plan.tp, model.width, model.queries, model.keys
     tokens = plan.micro_batch * model.seq / plan.cp
     projections, routed = model.attention_parameters, tokens * model.used
@@ -297,7 +301,9 @@ def step_time(
     last = model.layers - longest * (p - 1)
     extra = max(0.0, heads - (longest - last) * 3 * once)
     shown = messages(model, cluster, plan, assumed)
-    exposed = {k: longest * (1 - assumed.hidden) * taken for k, taken in shown.items()}
+    # no more hides than there is compute to hide behind
+    part = max(1 - assumed.hidden, 1 - 3 * once / (sum(shown.values()) or inf))
+    exposed = {axis: longest * part * taken for axis, taken in shown.items()}
     compute, repeated = longest * 3 * once + extra, longest * again[plan.recompute]
     micro = compute + repeated + sum(exposed.values())
     behind = assumed.behind * micro * (m if plan.stage > 1 else 1)

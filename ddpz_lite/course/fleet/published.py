@@ -50,14 +50,15 @@ class Run:
         return flops / (gpus * self.value)
 
     def beside(self, predicted: float) -> str:
-        """A line with the mesh, the published step and the predicted one, in seconds."""
+        """A line: mesh, published seconds of a step, MFU, predicted seconds, and their error."""
         plan, seconds = self.plan, self.seconds
         sizes = {axis: getattr(plan, axis) for axis in ("tp", "cp", "ep", "pp", "dp")}
         mesh = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+        reached = mfu(self.model, self.cluster, self.batch, seconds)
+        error = round(100 * predicted / seconds) - 100
         return (
-            f"{self.name:18} {self.source:27} {mesh:19} published {seconds:6.2f} s"
-            f" MFU {mfu(self.model, self.cluster, self.batch, seconds):.0%}"
-            f"  predicted {predicted:6.2f} s {round(100 * predicted / seconds) - 100:+4d}%"
+            f"{self.name:18} {self.source:26} {mesh:18} "
+            f"{seconds:7.2f} s {reached:.0%} {predicted:6.2f} s {error:+4d}%"
         )
 
 
@@ -95,6 +96,6 @@ RUNS = [
         replace(_LLAMA, dp=128), 2048, 400e12, "model", "micro-batch"),
     Run("Llama, 131k tokens", "Llama Team 2024, table 4", replace(LLAMA_405B, seq=131_072), h100,
         replace(_LLAMA, dp=8, cp=16), 128, 380e12, "model", "micro-batch, FLOPs of attention"),
-    Run("DeepSeek-V3", "DeepSeek-AI 2024, section 1", DEEPSEEK_V3, h800,
+    Run("DeepSeek-V3", "DeepSeek 2024, section 1", DEEPSEEK_V3, h800,
         Plan(dp=128, pp=16, ep=64), 15_360, 180e3, "hours", "micro-batch"),
 ]  # fmt: skip

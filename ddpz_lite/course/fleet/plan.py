@@ -70,7 +70,7 @@ class Plan:
 class Assumed:
     """What no data sheet says, so it is assumed or fitted.
 
-    matmul: attainable part of the peak in a large product, fitted to GPT-3 on 384 A100 (lesson 20b).
+    matmul: attainable part of the peak in a large product; lesson 20b fits it to GPT-3 on 384 A100.
     link: attainable part of a bandwidth; DeepSeek-AI 2024, section 3.2.2, has 160 of 200 GB/s.
     hidden: part of the messages within layers and between stages that runs behind compute.
     behind: part of the compute behind which ZeRO's messages can run.

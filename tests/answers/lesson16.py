@@ -791,6 +791,7 @@ PROMISES = {
 
 ALIKE = "all nodes have as many ranks"
 ONCE = "it is called once in a process"
+OWN_RANGE = "the range is the learner's choice: it holds the prediction, and is not too wide"
 A_BYTE = "a byte in a hundred thousand: what is rounded up is more"
 EQUIVALENT = {
     "16.hierarchical": {
@@ -815,7 +816,7 @@ EQUIVALENT = {
         ),
     },
     "16.capstone": {
-        '`def page(): """Four parts, in a dict. plan: {"nodes", "ra...` -> '
+        '`def page(): """The page, in a dict of six parts. plan: {"...` -> '
         "its first result, kept": ONCE,
         "`15` -> `14`": "a step may end after the kill, before the peer is missed",
         "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880`": "times one",
@@ -823,10 +824,17 @@ EQUIVALENT = {
         "`2 - 1` -> `1`": "the same number",
         "`42880` -> `42881` (#2)": A_BYTE,
         "`42880` -> `42879` (#2)": A_BYTE,
-        "`197917` -> `197918`": A_BYTE,
-        "`197917` -> `197916`": A_BYTE,
-        "`177186` -> `177187`": A_BYTE,
-        "`177186` -> `177185`": A_BYTE,
+        "`197899` -> `197900`": A_BYTE,
+        "`197899` -> `197898`": A_BYTE,
+        "`177170` -> `177171`": A_BYTE,
+        "`177170` -> `177169`": A_BYTE,
+        "`170000` -> `170001`": OWN_RANGE,
+        "`170000` -> `169999`": OWN_RANGE,
+        "`205000` -> `205001`": OWN_RANGE,
+        "`205000` -> `204999`": OWN_RANGE,
+        "`3` -> `2` (#2)": OWN_RANGE,
+        "`4` -> `5`": OWN_RANGE,
+        "`4` -> `3`": OWN_RANGE,
     },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }

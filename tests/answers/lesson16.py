@@ -1327,7 +1327,7 @@ PROMISES["16.broadcast"] = {
     "M nodes take M − 1 times as long as two": None,
     "A message has at most `piece` elements": (*PIECES, ""),
     "and wait for each send": (*CROSSES, ""),
-    "There is no collective and no group": (*CROSSES, ""),
+    "Use no collective and no group": (*CROSSES, ""),
     "into the tensor of every other rank": (*EVERYWHERE, ""),
     "All ranks call it": None,
     "any dtype, of one length on all ranks, at least 1": (*LENGTHS, "uneven"),

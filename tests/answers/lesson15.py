@@ -1135,8 +1135,7 @@ def critical_path(trace, rank, index):
     computes = [(r, i) for r in ranks for i, e in enumerate(trace[r]) if e["kind"] == "compute"]
     computes.sort(key=lambda p: trace[p[0]][p[1]]["start"])
     now = step()
-    path = [p for p in computes if step(p, 1.5) > now + 1e-6]
-    path = [p for p in path if step(p, 1.001) > now + 1e-6]
+    path = [p for p in computes if step(p, 1 + 1e-6) > now + 1e-6]  # times are whole numbers
     return path, step((rank, index), 0.5)
 """,
     ),

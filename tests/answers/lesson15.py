@@ -799,7 +799,7 @@ PROMISES = {
         "Return what must be added to this rank's clock": (*TIME, ""),
         "which are the only way to talk": (*MESSAGES, ""),
         "each calls `rest()` once": (*DRIFT, ""),
-        "use only the exchange that was shortest under way": (*TIME, ""),
+        "use only the exchange that was shortest in flight": (*TIME, ""),
     },
     "15.culprit": {
         "`records` has a dictionary for each rank": None,
@@ -877,3 +877,359 @@ WRONG["15.breakdown"] += [
         loses=SUM,
     ),
 ]
+
+
+# -- 15.critical_path ------------------------------------------------------------------------------
+
+REDUCES = ("the critical path through all-reduces",)
+TRAVELS = ("the critical path through messages",)
+LASTS = ("how long the step then lasts",)
+PATH_ALONE = ("one rank alone",)
+NEXT = "place = max(needs[place], key=lambda p: stops.get(p, 0))"
+RESULT = "return path, max(new.values())"
+BEFORE = "max(stops.values()) - trace[0][0]['start']"
+
+
+def path(*changes):
+    return altered("15.critical_path", *changes)
+
+
+def other_path(*lines):
+    """The solution with another path: lines that follow its own."""
+    halved = "works[rank, index] /= 2"
+    return path((halved, "\n    ".join([*lines, halved])))
+
+
+WRONG["15.critical_path"] = [
+    Wrong(
+        "half of the event, whatever waits for it",
+        path((RESULT, f"return path, {BEFORE} - works[rank, index]")),
+        says="Yours is shorter by half of every event, whatever the step waits for",
+        loses=LASTS,
+    ),
+    Wrong(
+        "half of the event on the path, and nothing off it",
+        path((RESULT, f"return path, {BEFORE} - works[rank, index] * ((rank, index) in path)")),
+        says="Yours is shorter by half of every event on the path",
+        loses=LASTS,
+    ),
+    Wrong(
+        "the rank that computes longest",
+        other_path(
+            "own = [find(r, 'compute') for r in range(len(trace))]",
+            "path = max(own, key=lambda places: sum(works[p] for p in places))",
+        ),
+        says="yours holds all compute of the rank that computes longest",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "the sum of the slowest between all-reduces",
+        other_path(
+            "path, cuts = [], [[-1, *(i for _, i in find(r, 'all_reduce')), len(trace[r])]",
+            "                  for r in range(len(trace))]",
+            "for k in range(len(cuts[0]) - 1):",
+            "    own = [[p for p in find(r, 'compute') if cut[k] < p[1] < cut[k + 1]]",
+            "           for r, cut in enumerate(cuts)]",
+            "    path += max(own, key=lambda places: sum(works[p] for p in places))",
+        ),
+        says="between two all-reduces yours holds the rank that computes longest there",
+        loses=TRAVELS,
+    ),
+    Wrong(
+        "the rank that was longest in the all-reduce",
+        path(
+            (
+                NEXT,
+                'kind = trace[place[0]][place[1]]["kind"]\n'
+                '        pick = min if kind == "all_reduce" else max\n'
+                "        place = pick(needs[place], key=lambda p: stops.get(p, 0))",
+            )
+        ),
+        says="yours follows the rank that was longest in the call",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "from a recv always to the sender",
+        path(
+            (
+                NEXT,
+                'kind = trace[place[0]][place[1]]["kind"]\n'
+                f"        {NEXT} if kind != 'recv' else needs[place][1]",
+            )
+        ),
+        says="at a recv yours always follows the sender",
+        loses=TRAVELS,
+    ),
+    Wrong(
+        "messages are no reason to change the rank",
+        path(
+            (
+                NEXT,
+                'kind = trace[place[0]][place[1]]["kind"]\n'
+                f"        {NEXT} if kind != 'recv' else needs[place][0]",
+            )
+        ),
+        says="at a recv yours stays on its rank",
+        loses=TRAVELS,
+    ),
+    Wrong(
+        "to the end of rank 0",
+        path(("max(stops, key=stops.get)", "(0, len(trace[0]) - 1)")),
+        says="yours leads to the end of rank 0",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "all events of the chain",
+        path(('if trace[place[0]][place[1]]["kind"] == "compute":', "if True:")),
+        says="list the compute events alone",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "from the end to the beginning",
+        path(("path.insert(0, place)", "path.append(place)")),
+        says="it runs from its end to its beginning",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "the path as indices, without ranks",
+        other_path("path = [i for _, i in path]"),
+        says="is not the (rank, index) of an event",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "the path alone",
+        path((RESULT, "return path")),
+        says="Return a list of places, and a number of microseconds",
+        loses=REDUCES,
+    ),
+    Wrong(
+        "waiting counts as work",
+        path(
+            ("                works[r, i] = 0\n", ""),
+            (
+                'works[r, i] = min(trace[q][j]["stop"] - trace[q][j]["start"] for q, j in calls)',
+                "pass",
+            ),
+        ),
+        says="Yours takes waiting for work",
+        loses=LASTS,
+    ),
+    Wrong(
+        "each rank for itself",
+        path(
+            (
+                RESULT,
+                "half = (trace[rank][index]['stop'] - trace[rank][index]['start']) / 2\n"
+                "    ends = [events[-1]['stop'] for events in trace]\n"
+                "    new = [e - half * (r == rank) for r, e in enumerate(ends)]\n"
+                "    return path, max(new) - trace[0][0]['start']",
+            )
+        ),
+        says="Yours shortens one rank alone",
+        loses=LASTS,
+    ),
+    Wrong(
+        "no rank ever waits in the replay",
+        path(
+            (
+                "max(new.get(before, 0) for before in needs[p])",
+                "new.get((p[0], p[1] - 1), 0)",
+            )
+        ),
+        says="Yours is right if no rank ever waits",
+        loses=LASTS,
+    ),
+    Wrong(
+        "the all-reduce keeps its length on each rank",
+        path(
+            (
+                'works[r, i] = min(trace[q][j]["stop"] - trace[q][j]["start"] for q, j in calls)',
+                "pass",
+            )
+        ),
+        says="Yours takes waiting for work",
+        loses=LASTS,
+    ),
+    Wrong(
+        "what it saves",
+        path((RESULT, f"return path, {BEFORE} - max(new.values())")),
+        says="Yours is what the step saves",
+        loses=LASTS,
+    ),
+    Wrong(
+        "the end by the clock",
+        path((RESULT, "return path, max(new.values()) + trace[0][0]['start']")),
+        says="Yours is the end by the clock",
+        loses=LASTS,
+    ),
+    Wrong(
+        "a share of the step",
+        path((RESULT, f"return path, max(new.values()) / ({BEFORE})")),
+        says="Yours is a share of the step",
+        loses=LASTS,
+    ),
+    Wrong(
+        "the k-th message that comes, whoever sent it",
+        path(
+            (
+                'find(peer, "send", r)[find(r, kind, peer).index((r, i))]',
+                "sorted((e['stop'], q, j) for q, own in enumerate(trace) for j, e in enumerate(own)"
+                " if (e['kind'], e['peer']) == ('send', r))"
+                "[sum(e['kind'] == 'recv' for e in events[:i])][1:]",
+            )
+        ),
+        says="Go back from the end: what did each event wait for last?",
+        loses=TRAVELS,
+    ),
+    Wrong(
+        "the half is written into the trace",
+        path(
+            (
+                RESULT,
+                "for own in trace:\n"
+                "        for event in own:\n"
+                "            event.setdefault('work', event['stop'] - event['start'])\n"
+                f"    {RESULT}",
+            )
+        ),
+        says="which was handed in to be read",
+        loses=("the trace stays as it is",),
+    ),
+]
+
+RIGHT["15.critical_path"] = [
+    (
+        "recursion with a cache; the path from what lengthens the step",
+        """
+from functools import cache
+
+
+def critical_path(trace, rank, index):
+    ranks = range(len(trace))
+
+    def count(r, i, kind, peer):
+        return sum((e["kind"], e["peer"]) == (kind, peer) for e in trace[r][:i])
+
+    def kth(r, k, kind, peer):
+        return [i for i, e in enumerate(trace[r]) if (e["kind"], e["peer"]) == (kind, peer)][k]
+
+    def step(changed=None, factor=1.0):
+        @cache
+        def stop(r, i):
+            if i < 0:
+                return 0.0
+            e = trace[r][i]
+            if e["kind"] == "recv":
+                k = count(r, i, "recv", e["peer"])
+                return max(stop(r, i - 1), stop(e["peer"], kth(e["peer"], k, "send", r)))
+            if e["kind"] == "all_reduce":
+                k = count(r, i, "all_reduce", None)
+                calls = [(q, kth(q, k, "all_reduce", None)) for q in ranks]
+                last = max(trace[q][j]["start"] for q, j in calls)
+                return max(stop(q, j - 1) for q, j in calls) + e["stop"] - last
+            work = e["stop"] - e["start"]
+            return stop(r, i - 1) + work * (factor if (r, i) == changed else 1)
+
+        return max(stop(r, len(trace[r]) - 1) for r in ranks)
+
+    computes = [(r, i) for r in ranks for i, e in enumerate(trace[r]) if e["kind"] == "compute"]
+    computes.sort(key=lambda p: trace[p[0]][p[1]]["start"])
+    now = step()
+    path = [p for p in computes if step(p, 1 + 1e-6) > now + 1e-6]  # times are whole numbers
+    return path, step((rank, index), 0.5)
+""",
+    ),
+    (
+        "a simulation of the ranks with queues; tuples and ints",
+        """
+from collections import deque
+
+
+def run(trace, half):
+    world = len(trace)
+    now, at = [0] * world, [0] * world
+    boxes, why = {}, {}
+    while any(at[r] < len(trace[r]) for r in range(world)):
+        for r in range(world):
+            if at[r] == len(trace[r]):
+                continue
+            e, me = trace[r][at[r]], (r, at[r])
+            before = (r, at[r] - 1)
+            if e["kind"] in ("compute", "send"):
+                work = 2 * (e["stop"] - e["start"])
+                now[r] += work // 2 if me == half else work
+                if e["kind"] == "send":
+                    boxes.setdefault((r, e["peer"]), deque()).append((now[r], me))
+            elif e["kind"] == "recv":
+                box = boxes.get((e["peer"], r))
+                if not box:
+                    continue
+                there, sent = box.popleft()
+                if there > now[r]:
+                    now[r], before = there, sent
+            else:
+                if not all(at[q] < len(trace[q]) and trace[q][at[q]]["kind"] == "all_reduce"
+                           for q in range(world)):
+                    continue
+                took = min(trace[q][at[q]]["stop"] - trace[q][at[q]]["start"]
+                           for q in range(world))
+                last = max(range(world), key=lambda q: now[q])
+                before = (last, at[last] - 1)
+                for q in range(world):
+                    why[q, at[q]] = before
+                    at[q] += 1
+                now = [max(now) + 2 * took] * world
+                continue
+            why[me] = before
+            at[r] += 1
+    last = max(range(world), key=lambda r: now[r])
+    return now[last], (last, len(trace[last]) - 1), why
+
+
+def critical_path(trace, rank, index):
+    _, place, why = run(trace, None)
+    path = []
+    while place[1] >= 0:
+        if trace[place[0]][place[1]]["kind"] == "compute":
+            path.append(place)
+        place = why[place]
+    return tuple(reversed(path)), run(trace, (rank, index))[0] / 2
+""",
+    ),
+    (
+        "how late each event may be: those with no slack",
+        altered(
+            "15.critical_path",
+            (
+                "    works[rank, index] /= 2",
+                "    order = sorted(stops, key=lambda p: (stops[p], works[p] == 0, p))\n"
+                "    latest = dict.fromkeys(stops, max(stops.values()))\n"
+                "    for p in reversed(order):\n"
+                "        for before in needs[p]:\n"
+                "            if before in latest:\n"
+                "                latest[before] = min(latest[before], latest[p] - works[p])\n"
+                "    path = [list(p) for p in order if latest[p] == stops[p]\n"
+                "            and trace[p[0]][p[1]]['kind'] == 'compute']\n"
+                "    works[rank, index] /= 2",
+            ),
+        ),
+    ),
+]
+PROMISES["15.critical_path"] = {
+    "only if the step waits for this span now": (*LASTS, ""),
+    "All ranks begin at the same moment": None,
+    "when the one before it on its rank stops": None,
+    "and takes the same time whichever rank that is": (*LASTS, ""),
+    "so at once if it was there before": (*TRAVELS, "messages"),
+    'belongs to the other one\'s k-th `"recv"` from it': (*TRAVELS, "messages"),
+    "The step ends with the last event of all ranks": (*REDUCES, ""),
+    "from each event to the one that it waited for last": (*TRAVELS, "messages"),
+    "Each trace has only one": None,
+    "Return its compute events": (*REDUCES, ""),
+    "trace: of each rank a list": None,
+    "left as it is": ("the trace stays as it is", ""),
+}
+EQUIVALENT["15.critical_path"] = {
+    "`0` -> `1` (#3)": "before a rank's first event; no event stops so early",
+    "`0` -> `-1` (#3)": "the same",
+}

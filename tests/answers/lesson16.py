@@ -4,21 +4,21 @@ from answers import Wrong
 from answers.altered import altered
 
 BLOCKS = ("the sum on every rank, nodes of neighbours",)
-DEALT = ("ranks dealt to nodes in any order",)
+DEALT = ("ranks placed on nodes in any order",)
 ANY = ("any length and dtype",)
-FAR = ("2(n/L)(M-1)/M to other nodes, by every rank",)
-NEAR = ("2n(L-1)/L inside the node",)
+BETWEEN = ("2(n/L)(M-1)/M between nodes, by every rank",)
+INSIDE = ("2n(L-1)/L inside the node",)
 READ = ("groups are made once, and `nodes` is left as it is",)
 
 GROUPS = """rank = dist.get_rank()
     names = sorted(set(nodes))
     on_node = {name: [r for r, n in enumerate(nodes) if n == name] for name in names}
     local = len(on_node[nodes[rank]])
-    near = far = None
+    intra = inter = None
     for ranks in [*on_node.values(), *zip(*on_node.values())]:
         group = dist.new_group(list(ranks))
         if rank in ranks:
-            near, far = (near or group, group)
+            intra, inter = (intra or group, group)
 """
 HIERARCHY = """
 def hierarchical(nodes):
@@ -36,10 +36,10 @@ def hierarchical(nodes):
 RIGHT_HIERARCHY = {
     "groups": GROUPS,
     "scatter": "parts = torch.empty_like(padded)\n"
-    "        dist.all_to_all_single(parts, padded, group=near)\n"
+    "        dist.all_to_all_single(parts, padded, group=intra)\n"
     "        own = parts.view(local, size).sum(0)",
-    "cross": "dist.all_reduce(own, group=far)",
-    "gather": "dist.all_gather(list(padded.view(local, size)), own, group=near)",
+    "cross": "dist.all_reduce(own, group=inter)",
+    "gather": "dist.all_gather(list(padded.view(local, size)), own, group=intra)",
 }
 
 
@@ -181,7 +181,7 @@ def page(*changes):
 MEET = ("all nodes meet, and are one job",)
 GPUS = ("a process for each GPU",)
 SAME = ("the same script on every node",)
-AGAIN = ("after a death it can begin again",)
+AGAIN = ("after a death the job can start again",)
 CABLE = ("the interface is named",)
 MIX = ("two jobs do not mix",)
 
@@ -214,35 +214,40 @@ def plan(**wrong):
 
 WRONG = {
     "16.hierarchical": [
-        Wrong("a flat ring", reduces("dist.all_reduce(tensor)"), "its ring knows no nodes", FAR),
+        Wrong(
+            "a flat ring",
+            reduces("dist.all_reduce(tensor)"),
+            "which takes no account of nodes",
+            BETWEEN,
+        ),
         Wrong(
             "leaders only",
             reduces(
                 "first = on_node[nodes[rank]][0]",
-                "dist.reduce(tensor, first, group=near)",
+                "dist.reduce(tensor, first, group=intra)",
                 "if rank == first:",
-                "    dist.all_reduce(tensor, group=far)",
-                "dist.broadcast(tensor, first, group=near)",
+                "    dist.all_reduce(tensor, group=inter)",
+                "dist.broadcast(tensor, first, group=intra)",
             ),
-            says="a leader carries the whole tensor",
-            loses=FAR,
+            says="A leader sends the full tensor for its node",
+            loses=BETWEEN,
         ),
         Wrong(
             "the whole tensor across",
-            reduces("dist.all_reduce(tensor, group=near)", "dist.all_reduce(tensor, group=far)"),
+            reduces("dist.all_reduce(tensor, group=intra)", "dist.all_reduce(tensor, group=inter)"),
             says="First cut the tensor inside the node",
-            loses=FAR,
+            loses=BETWEEN,
         ),
         Wrong(
             "means in place of sums",
-            hierarchy(cross="own /= local\n        dist.all_reduce(own, group=far)"),
-            says="is there a mean inside the node",
+            hierarchy(cross="own /= local\n        dist.all_reduce(own, group=inter)"),
+            says="a mean was taken inside the node",
             loses=BLOCKS,
         ),
         Wrong(
             "the mean",
-            hierarchy(cross="dist.all_reduce(own, group=far)\n        own /= len(nodes)"),
-            says="it was divided by the number of ranks",
+            hierarchy(cross="dist.all_reduce(own, group=inter)\n        own /= len(nodes)"),
+            says="not divided by the number of ranks",
             loses=BLOCKS,
         ),
         Wrong(
@@ -252,8 +257,8 @@ WRONG = {
                     "on_node[nodes[rank]]", "on_node[sorted(nodes)[rank]]"
                 )
             ),
-            says="through groups that reach another node",
-            loses=FAR,
+            says="bytes between nodes",
+            loses=BETWEEN,
         ),
         Wrong(
             "its own node alone",
@@ -265,10 +270,10 @@ WRONG = {
             "L divides the length",
             reduces(
                 "parts = torch.empty_like(tensor)",
-                "dist.all_to_all_single(parts, tensor, group=near)",
+                "dist.all_to_all_single(parts, tensor, group=intra)",
                 "own = parts.view(local, -1).sum(0)",
-                "dist.all_reduce(own, group=far)",
-                "dist.all_gather(list(tensor.view(local, -1)), own, group=near)",
+                "dist.all_reduce(own, group=inter)",
+                "dist.all_gather(list(tensor.view(local, -1)), own, group=intra)",
             ),
             says="raised",
             loses=ANY,
@@ -276,16 +281,16 @@ WRONG = {
         Wrong(
             "an all-reduce inside the node",
             hierarchy(
-                scatter="dist.all_reduce(padded, group=near)\n"
+                scatter="dist.all_reduce(padded, group=intra)\n"
                 "        own = padded.view(local, size)[on_node[nodes[rank]].index(rank)].clone()"
             ),
-            says="On gloo a reduce_scatter sends what an all_reduce sends",
-            loses=NEAR,
+            says="On gloo a reduce_scatter sends as much as an all_reduce",
+            loses=INSIDE,
         ),
         Wrong(
             "a new tensor",
             hierarchy().replace("tensor.copy_(padded[: len(tensor)])", "tensor = padded"),
-            says="put the sum into the tensor that it was given",
+            says="Put the sum into the tensor that it was given",
             loses=BLOCKS,
         ),
         Wrong(
@@ -343,7 +348,7 @@ def halving_doubling(tensor):
     for k in range(world - 1):
         swap(chunks[(rank + 1 - k) % world], chunks[(rank - k) % world])
 """,
-            says="That is a ring",
+            says="Yours is a ring",
             loses=MESSAGES,
         ),
         Wrong(
@@ -361,7 +366,7 @@ def halving_doubling(tensor):
         Wrong(
             "what came replaces what was held",
             halving(add="mine.copy_(received[: len(mine)])"),
-            says="what comes must be added",
+            says="Add what it receives",
             loses=SUM,
         ),
         Wrong(
@@ -373,25 +378,25 @@ def halving_doubling(tensor):
         Wrong(
             "the extra ranks get nothing back",
             halving(back="pass", home="pass"),
-            says="put the sum into the tensor that it was given",
+            says="Put the sum into the tensor that it was given",
             loses=ANY_WORLD,
         ),
         Wrong(
             "doubling in the same order",
             halving(order="cuts"),
-            says="Which stretch does each rank hold",
+            says="Which part does each rank hold",
             loses=SUM,
         ),
         Wrong(
             "the mean",
             halving(end="tensor /= world"),
-            says="it was divided by the number of ranks",
+            says="not divided by the number of ranks",
             loses=SUM,
         ),
         Wrong(
             "the odd element is left out",
             halving(cut="half = len(held) // 2; mine, other = held[:half], held[half : 2 * half]"),
-            says="the shorter one too",
+            says="the shorter ones too",
             loses=ANY,
         ),
     ],
@@ -400,7 +405,7 @@ def halving_doubling(tensor):
         Wrong(
             "every node is rank 0",
             plan(meet="--node-rank 0 --master-addr {head} --master-port {port}"),
-            says="Two with rank 0 are two masters",
+            says="of two nodes with rank 0, the second cannot bind",
             loses=MEET,
         ),
         Wrong(
@@ -418,13 +423,13 @@ def halving_doubling(tensor):
         Wrong(
             "other ids",
             plan(meet=RIGHT_PLAN["meet"].replace("{job}", "{job}-{number}")),
-            says="at one address two jobs are waiting",
+            says="two jobs wait at one address",
             loses=MEET,
         ),
         Wrong(
             "on the first node alone",
             plan(end="[:1]"),
-            says="It must run on every node",
+            says="Start it on every node",
             loses=MEET,
         ),
         Wrong(
@@ -437,17 +442,17 @@ def halving_doubling(tensor):
         Wrong(
             "all GPUs on each node",
             plan(local="--nproc-per-node {total}"),
-            says="one process for each",
+            says="Start one process for each",
             loses=GPUS,
         ),
         Wrong(
             "the first node's GPUs on all",
             plan(local="--nproc-per-node {nodes[0]['gpus']}"),
-            says="one process for each",
+            says="Start one process for each",
             loses=GPUS,
         ),
         Wrong(
-            "node ranks for ever",
+            "node ranks forever",
             plan(meet="--node-rank {number} --master-addr {head} --master-port {port}"),
             says="static rendezvous",
             loses=AGAIN,
@@ -457,7 +462,7 @@ def halving_doubling(tensor):
         Wrong(
             "the interface of another cluster",
             plan(names="NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0"),
-            says="and the cable is",
+            says="leads to the other nodes",
             loses=CABLE,
         ),
         Wrong(
@@ -469,7 +474,7 @@ def halving_doubling(tensor):
         Wrong(
             "one id for all jobs",
             plan(meet=RIGHT_PLAN["meet"].replace("{job}", "ddpz")),
-            says="comes to the wrong port is let in",
+            says="comes to the wrong port joins the wrong job",
             loses=MIX,
         ),
         Wrong(
@@ -481,7 +486,7 @@ def halving_doubling(tensor):
         Wrong(
             "the words of the script lost",
             plan(script="{script.split()[0]}"),
-            says="the same as on all nodes is asked for",
+            says="All nodes must run the same",
             loses=SAME,
         ),
         Wrong(
@@ -720,49 +725,47 @@ WRONG["16.capstone"] = [
 
 PROMISES = {
     "16.hierarchical": {
-        "may have dealt them in any order": (*DEALT, "dealt"),
-        "both may be 1": (*BLOCKS, ""),
-        "puts the sum over all ranks into the tensor": (*BLOCKS, ""),
-        "It is called once, by all ranks": None,
-        "at most 2(n/L)(M − 1)/M to other nodes": (*FAR, "dealt"),
-        "2n(L − 1)/L inside its own": (*NEAR, "dealt"),
-        "no rank is special": (*FAR, ""),
-        "need not divide by L": (*ANY, "uneven"),
-        "counts as sent to other nodes": None,
+        "may have placed the ranks in any order": (*DEALT, "dealt"),
+        "In the lesson a mesh gave each rank its two groups": None,
+        "There are M nodes with L ranks each": None,
+        "All ranks call it once": None,
+        "replaces the tensor by the sum over all ranks": (*BLOCKS, ""),
+        "In each call every rank sends at most": (*BETWEEN, "dealt"),
+        "counts as sent between nodes": None,
         "the same list on every rank": None,
-        "the lesson gave you the two groups": None,
-        "There are M nodes with L ranks on each": None,
+        "L need not divide the length": (*ANY, "uneven"),
         "A function that adds a tensor up": (*BLOCKS, ""),
         "of each rank the number of its node": (*DEALT, "dealt"),
         "any float dtype": (*ANY, "uneven"),
     },
     "16.halving_doubling": {
         "Yours takes any number of ranks N": (*ANY_WORLD, "any"),
-        "is sent the sum at the end": (*ANY_WORLD, "any"),
-        "in each of which a rank sends one message": (*MESSAGES, ""),
-        "one more if N is not P": (*MESSAGES, "any"),
-        "the tensor once more if N is not P": (*BYTES, "any"),
+        "Each rank from P on sends its tensor": (*ANY_WORLD, "any"),
+        "In each round a rank sends one message": (*MESSAGES, ""),
+        "Each rank from P on is sent the sum": (*ANY_WORLD, "any"),
+        "So these are the limits for every rank": (*BYTES, "any"),
         "and no collective": (*MESSAGES, ""),
         "may be smaller than N": (*ANY, "uneven"),
         "Let P be the largest power of two": None,
-        "an empty part needs no message": None,
+        "An empty part needs no message": None,
         "any float dtype": (*ANY, "uneven"),
         "Replace the tensor on every rank by the sum over all ranks": (*SUM, ""),
     },
     "16.launch_plan": {
         "one line for each node, in their order": (*MEET, ""),
-        "make **one** job": (*MEET, ""),
-        "different numbers of them": (*GPUS, "unequal"),
-        "the same script with the same words": (*SAME, ""),
-        "the ranks can begin again": (*AGAIN, ""),
+        "an empty terminal on each": None,
+        "Its ranks are the processes of all nodes": (*GPUS, ""),
+        "Nodes may have different numbers of GPUs": (*GPUS, "unequal"),
+        "Every node runs the same script with the same words": (*SAME, ""),
+        "the ranks can start again": (*AGAIN, ""),
         "for NCCL and for gloo": (*CABLE, ""),
         "must not mix": (*MIX, "two"),
-        "Each has a name and a port of its own, and uses both": (*MIX, "two"),
+        "each job uses the name and the port that it was given": (*MIX, "two"),
         "given to no other job": (*MIX, "two"),
-        "Nothing is started by the check": None,
+        "The check starts nothing": None,
         "`--nnodes` may be a range": None,
+        "Then the job may begin without some of them": None,
         "To see them live": None,
-        "an empty terminal on each": None,
         "The line to type on each node": (*MEET, ""),
         "nodes: of each": (*GPUS, ""),
         "a name that no other job has": (*MIX, "two"),
@@ -788,6 +791,7 @@ PROMISES = {
 
 ALIKE = "all nodes have as many ranks"
 ONCE = "it is called once in a process"
+OWN_RANGE = "the range is the learner's choice: it holds the prediction, and is not too wide"
 A_BYTE = "a byte in a hundred thousand: what is rounded up is more"
 EQUIVALENT = {
     "16.hierarchical": {
@@ -812,7 +816,7 @@ EQUIVALENT = {
         ),
     },
     "16.capstone": {
-        '`def page(): """Four parts, in a dict. plan: {"nodes", "ra...` -> '
+        '`def page(): """The page, in a dict of six parts. plan: {"...` -> '
         "its first result, kept": ONCE,
         "`15` -> `14`": "a step may end after the kill, before the peer is missed",
         "`4 * 2 * 42880 * (2 - 1)` -> `4 * 2 * 42880`": "times one",
@@ -820,10 +824,17 @@ EQUIVALENT = {
         "`2 - 1` -> `1`": "the same number",
         "`42880` -> `42881` (#2)": A_BYTE,
         "`42880` -> `42879` (#2)": A_BYTE,
-        "`197917` -> `197918`": A_BYTE,
-        "`197917` -> `197916`": A_BYTE,
-        "`177186` -> `177187`": A_BYTE,
-        "`177186` -> `177185`": A_BYTE,
+        "`197899` -> `197900`": A_BYTE,
+        "`197899` -> `197898`": A_BYTE,
+        "`177170` -> `177171`": A_BYTE,
+        "`177170` -> `177169`": A_BYTE,
+        "`170000` -> `170001`": OWN_RANGE,
+        "`170000` -> `169999`": OWN_RANGE,
+        "`205000` -> `205001`": OWN_RANGE,
+        "`205000` -> `204999`": OWN_RANGE,
+        "`3` -> `2` (#2)": OWN_RANGE,
+        "`4` -> `5`": OWN_RANGE,
+        "`4` -> `3`": OWN_RANGE,
     },
     "16.launch_plan": {"`0` -> `-1`": "any node's address will do, the same on all"},
 }
@@ -838,8 +849,8 @@ RIGHT = {
 def hierarchical(nodes):
     rank = dist.get_rank()
     rows = [[r for r, n in enumerate(nodes) if n == name] for name in dict.fromkeys(nodes)]
-    near, _ = dist.new_subgroups_by_enumeration(rows)
-    far, _ = dist.new_subgroups_by_enumeration([list(column) for column in zip(*rows)])
+    intra, _ = dist.new_subgroups_by_enumeration(rows)
+    inter, _ = dist.new_subgroups_by_enumeration([list(column) for column in zip(*rows)])
     mine = next(row for row in rows if rank in row)
     place, L = mine.index(rank), len(mine)
 
@@ -858,8 +869,8 @@ def hierarchical(nodes):
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()
         own = torch.stack(inbox).sum(0)
-        dist.all_reduce(own, group=far)
-        dist.all_gather(parts, own, group=near)
+        dist.all_reduce(own, group=inter)
+        dist.all_gather(parts, own, group=intra)
         tensor.copy_(torch.cat(parts)[: len(tensor)])
 
     return all_reduce
@@ -868,7 +879,7 @@ def hierarchical(nodes):
     ],
     "16.halving_doubling": [
         (
-            "recursive, far first, first and last as numbers",
+            "recursive, distant partners first, first and last as numbers",
             """
 def halving_doubling(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -960,7 +971,7 @@ WRONG["16.hierarchical"] += [
         "def hierarchical(nodes):\n    nodes = sorted(nodes)\n"
         + hierarchy().split("def hierarchical(nodes):\n")[1],
         says="The groups follow the order of the ranks. Make them from `nodes`.",
-        loses=FAR,
+        loses=BETWEEN,
     ),
     Wrong(
         "one padded buffer for all tensors",
@@ -982,8 +993,8 @@ WRONG["16.hierarchical"] += [
             "16.hierarchical",
             ("functional.pad(tensor,", "functional.pad(tensor.float(),"),
         ),
-        says="float32 travels, and the tensor is bfloat16",
-        loses=FAR,
+        says="it sent float32, and the tensor is bfloat16",
+        loses=BETWEEN,
     ),
 ]
 WRONG["16.halving_doubling"] += [
@@ -1010,7 +1021,321 @@ WRONG["16.launch_plan"] += [
     Wrong(
         "the port after the given one",
         plan(meet=RIGHT_PLAN["meet"].replace("{port}", "{port + 1}")),
-        says="another one need not be free",
+        says="Another port may be taken",
         loses=MIX,
     ),
 ]
+
+
+# -- 16.broadcast ----------------------------------------------------------------------------------
+
+EVERYWHERE = ("the root's numbers on every rank",)
+UNEQUAL = ("nodes of unequal sizes, any order, any root",)
+LENGTHS = ("any length and dtype",)
+CROSSES = ("every byte once into each node, and at most once out of it",)
+PIECES = ("in pieces, which are passed on at once",)
+
+TREE = """
+def broadcast(tensor, root, nodes, piece):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    heads = {nodes[root]: root}  # the first rank of each node, which gets the tensor for it
+    for r, node in enumerate(nodes):
+        heads.setdefault(node, r)
+    row = list(heads.values())
+    source = {r: heads[nodes[r]] for r in range(world)}
+    for before, after in zip(row, row[1:]):
+        source[after] = %s
+    targets = [r for r in range(world) if source[r] == rank and r != rank]
+    sends = []
+    %s
+    for send in sends:
+        send.wait()
+"""
+ON = (
+    "before",
+    (
+        "for part in tensor.split(piece):\n"
+        "        if rank != root:\n"
+        "            dist.recv(part, source[rank])\n"
+        "        sends += [dist.isend(part, r) for r in targets]"
+    ),
+)
+
+
+def tree(source=ON[0], loop=ON[1]):
+    return TREE % (source, loop)
+
+
+def row(*changes):
+    return altered("16.broadcast", *changes)
+
+
+SORTED = "key=lambda r: (nodes[r] != nodes[root], nodes[r], r != root)"
+WRONG["16.broadcast"] = [
+    Wrong(
+        "torch's own",
+        "def broadcast(tensor, root, nodes, piece):\n    dist.broadcast(tensor, root)\n",
+        says="called broadcast. Build it from messages between two ranks",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "from the root to all",
+        """
+def broadcast(tensor, root, nodes, piece):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for part in tensor.split(piece):
+        if rank == root:
+            for other in range(world):
+                if other != root:
+                    dist.send(part, other)
+        else:
+            dist.recv(part, root)
+""",
+        says="and a rank that has it can pass it on inside its node",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "from the root to a rank of each node",
+        tree(source="root"),
+        says="The next node can send it on",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "in the order of the ranks",
+        row((SORTED, "key=lambda r: (r - root) % len(nodes)")),
+        says="were sent to the root's node, which has them",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "the root is rank 0",
+        row((SORTED, "key=lambda r: (nodes[r] != nodes[0], nodes[r], r)")),
+        says="Rank 2 is the root, and its tensor must stay",
+        loses=EVERYWHERE,
+    ),
+    Wrong(
+        "the first rank of the root's node begins",
+        row((SORTED, "key=lambda r: (nodes[r] != nodes[root], nodes[r], r)")),
+        says="Rank 1 is the root, and its tensor must stay",
+        loses=EVERYWHERE,
+    ),
+    Wrong(
+        "nodes in the order of their numbers, root's or not",
+        row((SORTED, "key=lambda r: (r != root, nodes[r], r)")),
+        says="were sent to the root's node, which has them",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "nodes of equal sizes",
+        tree().replace(
+            "    row = list(heads.values())",
+            "    L = world // len(heads)\n"
+            "    heads = {r // L: r // L * L for r in range(world)} | {root // L: root}\n"
+            "    nodes = [r // L for r in range(world)]\n"
+            "    row = [root, *(h for h in heads.values() if h != root)]",
+        ),
+        says="With root 0 and nodes [0, 1, 0, 1]",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "nodes are numbered from 0",
+        row(
+            (
+                f"row = sorted(ranks, {SORTED})",
+                "M = len(set(nodes))\n"
+                "    row = [r for k in range(M) for r in ranks\n"
+                "           if nodes[r] == (nodes[root] + k) % M]\n"
+                "    row.remove(root)\n"
+                "    row.insert(0, root)",
+            )
+        ),
+        says="raised ValueError",
+        loses=UNEQUAL,
+    ),
+    Wrong(
+        "the full tensor in one message",
+        row(("tensor.split(piece)", "[tensor]")),
+        says="in one message, and `piece` is",
+        loses=PIECES,
+    ),
+    Wrong(
+        "`piece` messages",
+        row(("tensor.split(piece)", "tensor.chunk(piece)")),
+        says="messages. 6 of at most 40 elements hold all 240 of them",
+        loses=PIECES,
+    ),
+    Wrong(
+        "everything received before anything is sent",
+        tree(
+            loop="for part in tensor.split(piece) if rank != root else []:\n"
+            "        dist.recv(part, source[rank])\n"
+            "    for part in tensor.split(piece):\n"
+            "        sends += [dist.isend(part, r) for r in targets]"
+        ),
+        says="before it sends the first one to rank",
+        loses=PIECES,
+    ),
+    Wrong(
+        "its node first, and the next node when all is there",
+        tree(
+            loop="near = [r for r in targets if nodes[r] == nodes[rank]]\n"
+            "    for part in tensor.split(piece):\n"
+            "        if rank != root:\n"
+            "            dist.recv(part, source[rank])\n"
+            "        sends += [dist.isend(part, r) for r in near]\n"
+            "    for part in tensor.split(piece):\n"
+            "        sends += [dist.isend(part, r) for r in targets if r not in near]"
+        ),
+        says="Then each further node adds the time of the full tensor",
+        loses=PIECES,
+    ),
+    Wrong(
+        "the last piece, which is shorter, is left out",
+        row(
+            (
+                "tensor.split(piece)",
+                "[tensor[i * piece : (i + 1) * piece] for i in range(len(tensor) // piece)]",
+            )
+        ),
+        says="elements are the root's, and the rest never came",
+        loses=LENGTHS,
+    ),
+    Wrong(
+        "round to the root again",
+        row(
+            ("if place > 0:", "if place > 0 and len(row) > 1:"),
+            (
+                "    for send in sends:\n        send.wait()",
+                "    if len(row) > 1 and place == len(row) - 1:\n"
+                "        dist.send(tensor, root)\n"
+                "    if len(row) > 1 and place == 0:\n"
+                "        dist.recv(torch.empty_like(tensor), row[-1])\n"
+                "    for send in sends:\n        send.wait()",
+            ),
+        ),
+        says="were sent to the root's node, which has them",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "sends that nobody waits for",
+        row(("        send.wait()", "        pass")),
+        says="never waited for",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "into a buffer",
+        row(
+            ("dist.recv(part, row[place - 1])", "dist.recv(part := part.clone(), row[place - 1])"),
+        ),
+        says="receive into the tensor that was given",
+        loses=EVERYWHERE,
+    ),
+    Wrong(
+        "as float32",
+        row(
+            ("tensor.split(piece)", "(new := tensor.float()).split(piece)"),
+            (
+                "    for send in sends:\n        send.wait()",
+                "    for send in sends:\n        send.wait()\n    tensor.copy_(new)",
+            ),
+        ),
+        says="sent float32, and the tensor is bfloat16",
+        loses=CROSSES,
+    ),
+    Wrong(
+        "all parts to all, and each passes on its part",
+        """
+def broadcast(tensor, root, nodes, piece):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parts = list(tensor.tensor_split(world))
+    sends = []
+    for r, part in enumerate(parts):
+        if len(part) == 0 or r == root:
+            continue
+        if rank == root:
+            sends.append(dist.isend(part, r))
+        elif rank == r:
+            dist.recv(part, root)
+    for r, part in enumerate(parts):
+        for other in range(world):
+            if len(part) and other not in (r, root):
+                if rank == r:
+                    sends.append(dist.isend(part, other))
+                elif rank == other:
+                    dist.recv(part, r)
+    for send in sends:
+        send.wait()
+""",
+        says="were sent to the root's node, which has them",
+        loses=CROSSES,
+    ),
+]
+
+RIGHT["16.broadcast"] = [
+    ("one rank of each node receives for it, and sends to the others and to the next", tree()),
+    (
+        "all receives are posted at the beginning",
+        """
+def broadcast(tensor, root, nodes, piece):
+    me = dist.get_rank()
+    groups = {}
+    for r, n in enumerate(nodes):
+        groups.setdefault(n, []).append(r)
+    first = groups.pop(nodes[root])
+    first.remove(root)
+    line = [root] + first + [r for g in groups.values() for r in g]
+    i = line.index(me)
+    pieces = [tensor[k : k + piece] for k in range(0, tensor.numel(), piece)]
+    incoming = [dist.irecv(p, line[i - 1]) for p in pieces] if i else []
+    outgoing = []
+    for k, p in enumerate(pieces):
+        if incoming:
+            incoming[k].wait()
+        if i + 1 < len(line):
+            outgoing.append(dist.isend(p, line[i + 1]))
+    [w.wait() for w in outgoing]
+""",
+    ),
+    (
+        "receive a piece while the one before it is sent, blocking",
+        """
+def broadcast(tensor, root, nodes, piece):
+    world, rank = dist.get_world_size(), dist.get_rank()
+    names = sorted(set(nodes), key=lambda name: (name != nodes[root], -name))
+    chain = [r for name in names for r in range(world) if nodes[r] == name]
+    chain.insert(0, chain.pop(chain.index(root)))
+    at = chain.index(rank)
+    parts = list(tensor.split(piece))
+    for turn in range(len(parts) + 1):
+        ops = []
+        if at > 0 and turn < len(parts):
+            ops.append(dist.P2POp(dist.irecv, parts[turn], chain[at - 1]))
+        if at < world - 1 and turn > 0:
+            ops.append(dist.P2POp(dist.isend, parts[turn - 1], chain[at + 1]))
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()
+""",
+    ),
+]
+PROMISES["16.broadcast"] = {
+    "a large tensor that all other ranks need": (*EVERYWHERE, ""),
+    "carries it M − 1 times": None,
+    "Each node has one link": None,
+    "nodes: of each rank the number of its node": (*UNEQUAL, "unequal"),
+    "every byte comes into a node once": (*CROSSES, ""),
+    "every byte leaves a node at most once": (*CROSSES, "unequal"),
+    "Every rank but the root receives each byte once": (*PIECES, ""),
+    "M nodes take M − 1 times as long as two": None,
+    "A message has at most `piece` elements": (*PIECES, ""),
+    "and wait for each send": (*CROSSES, ""),
+    "Use no collective and no group": (*CROSSES, ""),
+    "into the tensor of every other rank": (*EVERYWHERE, ""),
+    "All ranks call it": None,
+    "any dtype, of one length on all ranks, at least 1": (*LENGTHS, "uneven"),
+    "left as it is": (*EVERYWHERE, ""),
+    "message may have, at least 1": (*LENGTHS, "uneven"),
+}
+ONE_WORLD = "a process has one world"
+EQUIVALENT["16.broadcast"] = {
+    "`ranks = range(dist.get_world_size())` -> the first one, kept": ONE_WORLD,
+    "`len(row)` -> `_kept.setdefault(16, len(row))`": ONE_WORLD,
+}

@@ -555,3 +555,317 @@ WRONG["17.which_collective"] += [
         loses=NONE,
     ),
 ]
+
+
+# -- 17.fastest_route ------------------------------------------------------------------------------
+
+ARRIVES = ("routes of calls that can be made, to the goal",)
+FAST_SUMS = ("the fastest one for sums",)
+FAST_COPIES = ("the fastest one for copies and parts",)
+AXES = ("one axis, and three",)
+NO_WAY = ("nothing to do, or no way",)
+TOOK = "took = sends(n) * k / rates[axis]"
+FOUND = "return route\n"
+
+
+def route(*changes):
+    return altered("17.fastest_route", *changes)
+
+
+STRAIGHT = """
+def fastest_route(start, goal, ranks, rates):
+    direct = {"PR": ["all_reduce"], "PS": ["reduce_scatter"], "SR": ["all_gather"], "RS": ["cut"]}
+    route = []
+    for axis in %s:
+        pair = start[axis] + goal[axis]
+        if start[axis] != goal[axis]:
+            if pair not in direct:
+                return None
+            route += [(axis, call) for call in direct[pair]]
+    return route
+"""
+GREEDY = """
+def fastest_route(start, goal, ranks, rates):
+    calls = [("all_reduce", "P", "R", 2), ("reduce_scatter", "P", "S", 1),
+             ("all_gather", "S", "R", 0), ("cut", "R", "S", 3)]
+    now, route, seen = start, [], {start}
+    while now != goal:
+        options = []
+        for axis, n in enumerate(ranks):
+            k = 1.0
+            for letter, m in zip(now, ranks):
+                k /= m if letter == "S" else 1
+            for call, before, after, kind in calls:
+                new = now[:axis] + after + now[axis + 1:]
+                if now[axis] == before and new not in seen and not stuck(new, goal):
+                    share = [n - 1, (n - 1) / n, 2 * (n - 1) / n, 0][kind]
+                    options.append((share * k / rates[axis], axis, call, new))
+        if not options:
+            return None
+        _, axis, call, now = min(options)
+        route.append((axis, call))
+        seen.add(now)
+    return route
+
+
+def stuck(now, goal):
+    return any(a != "P" == b for a, b in zip(now, goal))
+"""
+WRONG["17.fastest_route"] = [
+    Wrong(
+        "each axis straight to its goal",
+        STRAIGHT % "range(len(start))",
+        says="Yours has the fewest calls",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "the fewest calls",
+        route((TOOK, "took = 1")),
+        says="Yours has the fewest calls",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "the fewest bytes",
+        route((TOOK, "took = sends(n) * k")),
+        says="Yours sends the fewest bytes",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "a rank always holds the full tensor",
+        route((TOOK, "took = sends(n) / rates[axis]")),
+        says="But while an axis is S a rank holds less",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "an all_gather that sends as a ring of the full tensor",
+        route(("lambda n: n - 1)", "lambda n: (n - 1) / n)")),
+        says="if an all_gather sent (n - 1)k/n",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "an all_reduce for half",
+        route(("lambda n: 2 * (n - 1) / n)", "lambda n: (n - 1) / n)")),
+        says="if an all_reduce sent as little as a reduce_scatter",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "a cut that costs",
+        route(("lambda n: 0)", "lambda n: (n - 1) / n)")),
+        says="if a cut sent something",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "times the rate",
+        route((TOOK, "took = sends(n) * k * rates[axis]")),
+        says="if a fast axis took longer: divide by its rate",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "no way round: only axes that differ from the goal",
+        route(("if now[axis] == before:", "if now[axis] == before and now[axis] != goal[axis]:")),
+        says="so a way round can be faster",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "seen when it is pushed",
+        route(
+            ("        if now in done:\n            continue\n        done.add(now)\n", ""),
+            (
+                "                    heappush(heap,",
+                "                    if new in done:\n"
+                "                        continue\n"
+                "                    done.add(new)\n"
+                "                    heappush(heap,",
+            ),
+        ),
+        says="so a way round can be faster",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "always the call that takes least now",
+        GREEDY,
+        says="The same calls are faster in the order",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "at most three calls",
+        route(("if now in done:", "if now in done or len(route) == 3:")),
+        says="so a way round can be faster",
+        loses=AXES,
+    ),
+    Wrong(
+        "sums go over the axes in order",
+        """
+def fastest_route(start, goal, ranks, rates):
+    axes = range(len(start))
+    if any(a != "P" == b for a, b in zip(start, goal)):
+        return None
+    route = []
+    sums = [a for a in axes if start[a] == "P" != goal[a]]
+    for a in sums[:-1]:
+        route.append((a, "reduce_scatter"))
+    for a in sums[-1:]:
+        route.append((a, "all_reduce" if goal[a] == "R" else "reduce_scatter"))
+    for a in axes:
+        if start[a] == "R" and goal[a] == "S":
+            route.append((a, "cut"))
+        if start[a] == "S" and goal[a] == "R" or a in sums[:-1] and goal[a] == "R":
+            route.append((a, "all_gather"))
+    return route
+""",
+        says="Is every placement that can be reached looked at",
+        loses=FAST_SUMS,
+    ),
+    Wrong(
+        "a cut of what is partial",
+        route(("if now[axis] == before:", "if now[axis] == before or call == 'cut':")),
+        says="It makes S of R, and there the placement is",
+        loses=ARRIVES,
+    ),
+    Wrong(
+        "names without axes",
+        route((FOUND, "return [call for _, call in route]\n")),
+        says="is not (axis, call)",
+        loses=ARRIVES,
+    ),
+    Wrong(
+        "axes counted from 1",
+        route((FOUND, "return [(axis + 1, call) for axis, call in route]\n")),
+        says="is not an axis of this mesh",
+        loses=ARRIVES,
+    ),
+    Wrong(
+        "from the goal to the start",
+        route((FOUND, "return route[::-1]\n")),
+        says="and there the placement is",
+        loses=ARRIVES,
+    ),
+    Wrong(
+        "names with hyphens",
+        route((FOUND, 'return [(axis, call.replace("_", "-")) for axis, call in route]\n')),
+        says="is not one of all_reduce",
+        loses=ARRIVES,
+    ),
+    Wrong(
+        "None where nothing is to be done",
+        route((FOUND, "return route or None\n")),
+        says="so the route is an empty list, not None",
+        loses=NO_WAY,
+    ),
+    Wrong(
+        "an empty list where there is no way",
+        route((
+            "    heap, done = [(0.0, start, [])], set()",
+            "    if any(a != 'P' == b for a, b in zip(start, goal)):\n        return []\n"
+            "    heap, done = [(0.0, start, [])], set()",
+        )),
+        says="no call makes P, so no route leads there: None",
+        loses=NO_WAY,
+    ),
+]  # fmt: skip
+
+RIGHT["17.fastest_route"] = [
+    (
+        "all routes without a placement twice",
+        """
+def fastest_route(start, goal, ranks, rates):
+    best = [float("inf"), None]
+    table = [("all_reduce", "PR"), ("reduce_scatter", "PS"), ("all_gather", "SR"), ("cut", "RS")]
+
+    def sent(call, n, k):
+        return {"all_reduce": 2 * k * (n - 1) / n, "reduce_scatter": k * (n - 1) / n,
+                "all_gather": k * (n - 1), "cut": 0}[call]
+
+    def walk(now, seconds, path, k, route):
+        if now == goal:
+            if seconds < best[0]:
+                best[:] = seconds, route
+            return
+        for axis, n in enumerate(ranks):
+            for call, (a, b) in table:
+                new = now[:axis] + b + now[axis + 1:]
+                if now[axis] != a or new in path:
+                    continue
+                size = k / n if b == "S" else k * n if a == "S" else k
+                more = sent(call, n, k) / rates[axis]
+                walk(new, seconds + more, path | {new}, size, route + [(axis, call)])
+
+    k = 1.0
+    for letter, n in zip(start, ranks):
+        if letter == "S":
+            k = k / n
+    walk(start, 0.0, {start}, k, [])
+    return best[1]
+""",
+    ),
+    (
+        "Bellman and Ford, over a table of all placements, back from the goal",
+        """
+from itertools import product
+
+
+def fastest_route(start, goal, ranks, rates):
+    places = list(product("PRS", repeat=len(ranks)))
+    roads = {"all_reduce": "PR", "reduce_scatter": "PS", "all_gather": "SR", "cut": "RS"}
+    togo = {place: float("inf") for place in places}
+    step = {}
+    togo[tuple(goal)] = 0.0
+    for _ in places:
+        for place in places:
+            k = 1.0
+            for letter, n in zip(place, ranks):
+                k /= n if letter == "S" else 1.0
+            for axis, n in enumerate(ranks):
+                for call, (a, b) in roads.items():
+                    if place[axis] != a:
+                        continue
+                    new = tuple(b if i == axis else x for i, x in enumerate(place))
+                    factor = {"PR": 2 / n, "PS": 1 / n, "SR": 1.0, "RS": 0.0}[a + b] * (n - 1)
+                    time = factor * k / rates[axis]
+                    if togo[new] + time < togo[place]:
+                        togo[place], step[place] = togo[new] + time, ((axis, call), new)
+    now, route = tuple(start), ()
+    if togo[now] == float("inf"):
+        return None
+    while now != tuple(goal):
+        (axis, call), now = step[now]
+        route += ((axis, call),)
+    return route
+""",
+    ),
+    (
+        "an all_reduce is never called: it is a reduce_scatter and an all_gather",
+        route(('        "all_reduce": ("P", "R", lambda n: 2 * (n - 1) / n),\n', "")),
+    ),
+]
+PROMISES["17.fastest_route"] = {
+    "it must be replicated on both": None,
+    "A placement has a letter for each axis": None,
+    "all have the same (Replicate)": None,
+    "each has a summand": None,
+    "`S`, each has a part (Shard)": None,
+    "| call | from, to | a rank sends |": (*FAST_SUMS, ""),
+    "divided by the ranks of each axis of kind `S`": (*FAST_SUMS, ""),
+    "The calls run one after the other": (*FAST_SUMS, ""),
+    "that take the least time in all": (*FAST_COPIES, "copies"),
+    "If several routes take the same time, return any of them": (*FAST_SUMS, ""),
+    "return an empty list, and if no calls lead to the goal, None": (*NO_WAY, "none"),
+    "a letter for each of the one to three axes": (*AXES, "three"),
+    "of each axis how many ranks it has": (*FAST_COPIES, "copies"),
+    "of each axis the bytes that a rank sends over it": (*FAST_SUMS, ""),
+    "Both are left as they are": (*ARRIVES, ""),
+}
+BOTH_HALVES = "a reduce_scatter and an all_gather take as long as the right all_reduce"
+EQUIVALENT["17.fastest_route"] = {
+    "`2 * (n - 1) / n` -> `2 * (n - 1)`": BOTH_HALVES,
+    "`2` -> `3`": BOTH_HALVES,
+    "`n - 1` -> `n` (#3)": BOTH_HALVES,
+    "`n - 1` -> `n + 1` (#3)": BOTH_HALVES,
+    "`1` -> `0` (#3)": BOTH_HALVES,
+    "`for call, (before, after, sends) in calls.items(): if now...` -> [1:]": BOTH_HALVES,
+    "`0.0` -> `1.0`": "all routes are a second longer",
+    "`1.0` -> `3.0`": "all routes take three times as long",
+    "`zip(now, ranks, strict=True)` -> `zip(now, ranks)`": "a placement has a letter for each axis",
+    "`True` -> `False`": "the same",
+    "`took = sends(n) * k / rates[axis]` -> twice": "the same number again",
+}

@@ -94,6 +94,23 @@ def breakdown(answer: Callable[..., Any], *, runs: list[dict[str, Any]]) -> dict
     return {"found": found, "changed": kept.changed()}
 
 
+# ---- 15.critical_path ----
+
+
+def critical_path(
+    answer: Callable[..., Any],
+    *,
+    traces: list[list[list[dict[str, Any]]]],
+    asked: list[tuple[int, int, int]],
+) -> dict[str, Any]:
+    """traces: each with the events of all its ranks. asked: of each call the number of its trace,
+    and the rank and the index of the event that takes half.
+    """
+    kept = Kept(traces=traces)
+    found = [answer(traces[number], rank, index) for number, rank, index in asked]
+    return {"found": found, "changed": kept.changed()}
+
+
 # ---- 15.trains and 15.stops ----
 
 

@@ -20,6 +20,7 @@ from ddpz_lite.course.check.vocabulary import (
     unchanged,
     world_name,
 )
+from ddpz_lite.course.tasks.lesson15.path import CRITICAL_PATH
 
 # -- 15.offsets ------------------------------------------------------------------------------------
 
@@ -1083,4 +1084,4 @@ STOPS = Task(
     "on overflow for you, and `Join` on uneven batches; for `break` they offer nothing.",
 )
 
-TASKS = [OFFSETS, CULPRIT, BREAKDOWN, TRAINS, STOPS]
+TASKS = [OFFSETS, CULPRIT, BREAKDOWN, TRAINS, STOPS, CRITICAL_PATH]

@@ -38,6 +38,15 @@ def halving_doubling(answer: Callable[..., Any], *, tensors: list[torch.Tensor])
     return {"tensors": tensors}
 
 
+def broadcast(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """calls: the arguments of each call. Of these, the tensor is changed in place."""
+    kept = Kept(nodes=[call["nodes"] for call in calls])
+    for number, call in enumerate(calls):
+        with span(f"call {number}"):
+            answer(**call)
+    return {"tensors": [call["tensor"] for call in calls], "changed": kept.changed()}
+
+
 def launch_plan(answer: Callable[..., Any], *, plans: list[dict[str, Any]]) -> dict[str, Any]:
     """plans: the keyword arguments of one call each."""
     kept = Kept(plans=plans)

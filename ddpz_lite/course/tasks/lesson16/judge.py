@@ -22,6 +22,7 @@ from ddpz_lite.course.check.vocabulary import (
     world_name,
 )
 from ddpz_lite.course.tasks.lesson16.page import CAPSTONE
+from ddpz_lite.course.tasks.lesson16.spread import BROADCAST
 from ddpz_lite.wire import Record
 from ddpz_lite.wire.cost import collective
 
@@ -51,8 +52,8 @@ def _sums(seen: Observed, number: int) -> str | None:
     for rank, got in enumerate(seen.data):
         tensor = got["tensors"][number]
         mistakes = {
-            "is what it began with: put the sum into the tensor that it was given.": begun[rank],
-            "is the mean: it was divided by the number of ranks, and a sum was asked for.": right
+            "is what it began with. Put the sum into the tensor that it was given.": begun[rank],
+            "is the mean. The task asks for the sum, not divided by the number of ranks.": right
             / world,
         }
         if nodes is not None and world > 1:
@@ -60,7 +61,7 @@ def _sums(seen: Observed, number: int) -> str | None:
             mistakes["is the sum over its own node alone."] = torch.stack(own).sum(0)
             same = len(set(nodes))
             mistakes[
-                "is divided: is there a mean inside the node, or between the nodes, or both?"
+                "is the sum divided by the ranks of a node: a mean was taken inside the node."
             ] = right / (world // same)
             mistakes["is the sum divided by the number of nodes."] = right / same
         elif world > 1:
@@ -81,15 +82,15 @@ def _sums(seen: Observed, number: int) -> str | None:
         if isinstance(tensor, torch.Tensor) and tensor.shape == alone.shape:
             if torch.stack(begun).eq(tensor).any(0).all() and not torch.equal(tensor, alone):
                 return (
-                    f"Rank {rank} holds numbers that single ranks began with: what comes must be "
-                    "added to what is there."
+                    f"Rank {rank} holds numbers that single ranks began with. Add what it receives "
+                    "to what it holds."
                 )
             good = (tensor.double() - right.double()).abs() < 1e-3 * (1 + right.double().abs())
             if 8 * good.sum() > len(good) > good.sum():
                 return (
                     f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements. "
-                    "Which stretch does each rank hold at the end of the first half, and does each "
-                    "stretch, the shorter one too, come back?"
+                    "Which part does each rank hold after the halving? All parts must come back, "
+                    "the shorter ones too."
                 )
         return told
     return None
@@ -101,7 +102,7 @@ def tensor_is(value: Any, dtype: torch.dtype) -> bool:
 
 # -- 16.hierarchical -------------------------------------------------------------------------------
 
-BLOCKS, DEALT = "blocks", "dealt"
+DEALT = "dealt"
 
 
 def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
@@ -129,16 +130,16 @@ def _hierarchical_cases(rng: torch.Generator) -> list[Case]:
     ]
 
 
-def far_bytes(seen: Observed, rank: int, during: str) -> int:
+def inter_bytes(seen: Observed, rank: int, during: str) -> int:
     """Bytes of calls that reach another node: of a message, or of a group that is on several."""
     nodes = seen.case.inputs[0]["nodes"]
 
-    def far(call: Record) -> bool:
+    def between(call: Record) -> bool:
         if call.op == "send":
             return nodes[call.peer] != nodes[rank]
         return len({nodes[other] for other in call.group}) > 1
 
-    return sum(call.bytes_sent for call in seen.calls(rank, during) if far(call))
+    return sum(call.bytes_sent for call in seen.calls(rank, during) if between(call))
 
 
 def _shape(seen: Observed) -> tuple[int, int]:
@@ -160,13 +161,13 @@ def _groups(seen: Observed) -> str | None:
         first, *later = got["groups"]
         if any(count > first for count in later):
             return (
-                f"Rank {rank} made groups in all_reduce: hierarchical() makes them once, and each "
-                "new group costs connections."
+                f"Rank {rank} made groups in all_reduce. Make them once, in hierarchical(), "
+                "because each new group opens connections."
             )
     return unchanged(seen)
 
 
-def _far(seen: Observed, number: int) -> str | None:
+def _between(seen: Observed, number: int) -> str | None:
     if wrong := all_in_spans(seen):
         return wrong
     _, part, many, local = _part(seen, number)
@@ -175,21 +176,21 @@ def _far(seen: Observed, number: int) -> str | None:
     ring = [collective("all_reduce", "gloo", r, many, part, size).sent for r in range(many)]
     most = max(ring)
     ranks = range(seen.case.world)
-    sent = [far_bytes(seen, rank, f"call {number}") for rank in ranks]
+    sent = [inter_bytes(seen, rank, f"call {number}") for rank in ranks]
     if max(sent) <= most:
         return None
     rank = sent.index(max(sent))
-    told = f"Rank {rank} sent {sent[rank]:,} bytes through groups that reach another node"
+    told = f"Rank {rank} sent {sent[rank]:,} bytes between nodes"
     calls = [call for r in ranks for call in seen.calls(r, f"call {number}")]
     wanted = seen.case.inputs[0]["tensors"][number].dtype
     if other := [c.dtype for c in calls if getattr(torch, c.dtype).itemsize > wanted.itemsize]:
-        return f"{told}: {other[0]} travels, and the tensor is {str(wanted).split('.')[-1]}."
+        return f"{told}: it sent {other[0]}, and the tensor is {str(wanted).split('.')[-1]}."
     if local > 1 and any(len(call.group) == seen.case.world for call in calls if call.op != "send"):
-        return f"{told}: it called a collective of all ranks, and its ring knows no nodes."
+        return f"{told}. It called a collective of all ranks, which takes no account of nodes."
     if local > 1 and min(sent) == 0:
         return (
-            f"{told}, and rank {sent.index(0)} none: a leader carries the whole tensor for its "
-            f"node. Each rank of a node has a link; each takes {most:,} bytes if it carries 1/L."
+            f"{told}, and rank {sent.index(0)} none. A leader sends the full tensor for its node, "
+            f"and the links of the others idle. If each carries 1/L, each sends {most:,} bytes."
         )
     first = next((call for call in seen.calls(rank, f"call {number}") if call.op != "send"), None)
     if seen.case.kind == DEALT and first and len({nodes_of(seen)[r] for r in first.group}) > 1:
@@ -199,8 +200,8 @@ def _far(seen: Observed, number: int) -> str | None:
             "groups follow the order of the ranks. Make them from `nodes`."
         )
     return (
-        f"{told}; 2(n/L)(M-1)/M is {most:,}. First cut the tensor inside the node, so that each "
-        "rank of a node carries another part of it to the other nodes."
+        f"{told}, and 2(n/L)(M-1)/M is {most:,}. First cut the tensor inside the node, so that "
+        "each rank of a node carries another part of it."
     )
 
 
@@ -209,17 +210,18 @@ def nodes_of(seen: Observed) -> list[int]:
     return seen.case.inputs[0]["nodes"]
 
 
-def _near(seen: Observed, number: int) -> str | None:
+def _inside(seen: Observed, number: int) -> str | None:
     _, part, _, local = _part(seen, number)
     most = 2 * (local - 1) * part
     for rank in range(seen.case.world):
         during = f"call {number}"
-        sent = seen.sent(rank, during) - far_bytes(seen, rank, during)
+        sent = seen.sent(rank, during) - inter_bytes(seen, rank, during)
         if sent > most:
             ops = ", ".join(dict.fromkeys(seen.ops(rank, during)))
             return (
-                f"Rank {rank} sent {sent:,} bytes inside its node, by {ops}; 2n(L-1)/L is {most:,}."
-                " On gloo a reduce_scatter sends what an all_reduce sends; lesson 02 has half."
+                f"Rank {rank} sent {sent:,} bytes inside its node with {ops}, and 2n(L-1)/L is "
+                f"{most:,}. On gloo a reduce_scatter sends as much as an all_reduce. Lesson 02's "
+                "sends half."
             )
     return None
 
@@ -233,25 +235,25 @@ HIERARCHICAL = Task(
     cases=_hierarchical_cases,
     criteria=(
         Criterion("the sum on every rank, nodes of neighbours", 2, _each_call(_sums), on=("",)),
-        Criterion("ranks dealt to nodes in any order", 2, _each_call(_sums), on=(DEALT,)),
+        Criterion("ranks placed on nodes in any order", 2, _each_call(_sums), on=(DEALT,)),
         Criterion("any length and dtype", 1, _each_call(_sums), on=("uneven",)),
-        Criterion("2(n/L)(M-1)/M to other nodes, by every rank", 3, _each_call(_far)),
-        Criterion("2n(L-1)/L inside the node", 1, _each_call(_near)),
+        Criterion("2(n/L)(M-1)/M between nodes, by every rank", 3, _each_call(_between)),
+        Criterion("2n(L-1)/L inside the node", 1, _each_call(_inside)),
         Criterion("groups are made once, and `nodes` is left as it is", 1, _groups),
     ),
     hints=(
-        "A rank needs two groups: who is with it on its node? And who, on the other nodes, carries "
-        "the same part as it does?",
-        "dist.new_group must be called by all ranks, for every group, in the same order: also by "
-        "those that are not in it. Give each rank its place on its node: the ranks with one place "
-        "are a group that crosses.",
+        "A rank needs two groups. Which ranks are on its node? And which ranks of the other nodes "
+        "carry the same part as it does?",
+        "All ranks must call dist.new_group for every group and in the same order, also those that "
+        "are not in it. Number the ranks of each node. The ranks with the same number are a group "
+        "between nodes.",
         "Pad to L equal parts; all_to_all_single in the node's group and a sum gives a part; "
-        "all_reduce it in the crossing group; all_gather_into_tensor (all_gather_single) in the "
-        "node's group; copy into the tensor without the padding.",
+        "all_reduce it in the group between nodes; all_gather_into_tensor (all_gather_single) in "
+        "the node's group; copy into the tensor without the padding.",
     ),
-    debrief="NCCL finds the nodes by itself, from the host's name, and has trees, rings and, with "
-    "NVLink switches, in-network sums for each. torch's hybrid sharding (lesson 12) has the same "
-    "two groups, as the axes of a mesh.",
+    debrief="NCCL finds out which ranks share a host, and chooses among rings, trees and, with "
+    "NVLink switches, sums in the network. torch's hybrid sharding (lesson 12b) has the same two "
+    "groups, as the axes of a mesh.",
 )
 
 # -- 16.halving_doubling ---------------------------------------------------------------------------
@@ -307,12 +309,12 @@ def _halving_round(seen: Observed, number: int) -> str | None:
         if sends == 2 * most:
             how = "One message in each round is enough."
         elif sends >= 2 * (world - 1):
-            how = "That is a ring, or a message to each of the others."
+            how = "Yours is a ring, or sends a message to each of the others."
         else:
             how = "Halve the distance, or double it, in every round."
         return (
-            f"Rank {rank} of {world} sent {sends} messages; 2 log2 N rounds, and one for a rank "
-            f"beyond the power of two, are {most}. {how}"
+            f"Rank {rank} of {world} sent {sends} messages. 2 log2 P, and one more if N is not P, "
+            f"are {most}. {how}"
         )
     return None
 
@@ -324,15 +326,15 @@ def _halving_bytes(seen: Observed, number: int) -> str | None:
     for rank in range(world):
         sent = seen.sent(rank, f"call {number}")
         most = 0 if rank >= power else 2 * (power - 1) * -(-n // power) * size
-        # Whose partner is beyond the power of two, and that rank itself, send the whole once more.
+        # A rank from P on, and its partner below P, send the full tensor once more.
         most += n * size * (world > power)
         if sent <= most:
             continue
         if sent >= (power.bit_length() - 1) * n * size:
-            how = "It sends the whole tensor in every round: that is recursive doubling."
+            how = "It sends the full tensor in every round: that is recursive doubling."
         else:
             how = "In every round a rank keeps half of what it held, and sends the other half."
-        return f"Rank {rank} of {world} sent {sent:,} bytes; at most {most:,} are needed. {how}"
+        return f"Rank {rank} of {world} sent {sent:,} bytes, and {most:,} are enough. {how}"
     return None
 
 
@@ -351,16 +353,18 @@ HALVING = Task(
         Criterion("2(N-1)/N of the tensor", 2, _each_call(_halving_bytes)),
     ),
     hints=(
-        "Two ranks hold a tensor each. Which half does each send, so that each has one half of the "
-        "sum? And then?",
-        "In round k, rank r meets rank r ^ 2**k. What it held is cut in two; the bit decides who "
-        "keeps which half. Then the rounds run backwards, and each sends what it holds.",
-        "Let P be the largest power of two in N. Ranks from P on send their tensor to rank - P, "
-        "which adds it, and wait; at the end they receive the sum. Keep the list of cuts: (partner,"
+        "Two ranks hold a tensor each. Which half does each send, so that each can compute one "
+        "half of the sum? What must they send after that?",
+        "In round k, rank r exchanges with rank r ^ 2**k. Both cut what they hold in two, and the "
+        "bit decides which half each keeps. Then the rounds run in reverse, and each sends the "
+        "part that it holds.",
+        "Ranks from P on send their tensor to rank - P, which adds it, and receive the sum at the "
+        "end. Keep the list of cuts: (partner,"
         " mine, other) from tensor_split(2), and go through it in reverse.",
     ),
-    debrief="gloo has this algorithm beside its ring, and MPI libraries choose by size: recursive "
-    "doubling for short tensors, this one for long ones on powers of two, the ring else.",
+    debrief="gloo has this algorithm, too, besides its ring. MPI libraries choose by size: "
+    "recursive doubling for short tensors, this one for long tensors on powers of two, otherwise "
+    "the ring.",
 )
 
 # -- 16.launch_plan --------------------------------------------------------------------------------
@@ -468,7 +472,7 @@ def _lines(seen: Observed, plan: int) -> list[Line] | str:
     if len(lines) != len(nodes):
         total = sum(node["gpus"] for node in nodes)
         why = " torchrun starts the processes of a node itself." if len(lines) == total else ""
-        why = why or " It must run on every node: nobody starts it there for you."
+        why = why or " Start it on every node, because no node starts another one."
         return f"There are {len(nodes)} nodes and {len(lines)} lines.{why}"
     read = [Line(line) for line in lines]
     for number, line in enumerate(read):
@@ -498,21 +502,21 @@ def _one_job(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str | N
     for number, line in enumerate(lines):
         if line.options.standalone:
             return (
-                f"Node {number} runs with --standalone: it makes a rendezvous of its own, and meets"
-                " nobody. You would get as many jobs as nodes, each with its own rank 0."
+                f"Node {number} runs with --standalone, so it has its own rendezvous and meets no "
+                "other node. You would get as many jobs as nodes, each with its own rank 0."
             )
     places = [line.meeting for line in lines]
     for number, (host, _) in enumerate(places):
         if host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", ""):
             return (
                 f"Node {number} looks for the others at {host or 'no address'}: on each node that "
-                "is the node itself. Name an address of one of them, the same on all."
+                "is the node itself. Name the address of one of the nodes, the same on all."
             )
     if len(set(places)) > 1:
         (a, b) = dict.fromkeys(places).keys() if len(set(places)) == 2 else places[:2]
         return (
-            f"The nodes meet at different places, {a[0]}:{a[1]} and {b[0]}:{b[1]}: each waits for "
-            "the others at its own."
+            f"The nodes meet at different places, {a[0]}:{a[1]} and {b[0]}:{b[1]}, so each waits "
+            "for the others at another place."
         )
     if places[0][0] not in [node["address"] for node in nodes]:
         return f"They meet at {places[0][0]}, which is the address of none of the nodes."
@@ -520,8 +524,8 @@ def _one_job(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str | N
         return f"They meet at port {places[0][1]!r}, and every node must know the same port."
     if len({line.options.rdzv_id for line in lines}) > 1 and not lines[0].static:
         return (
-            "The nodes have different --rdzv-id: at one address two jobs are waiting, and neither "
-            "is complete."
+            "The nodes have different --rdzv-id, so two jobs wait at one address and neither is "
+            "complete."
         )
     if len({line.options.rdzv_backend for line in lines}) > 1:
         return "The nodes have different --rdzv-backend, and do not meet."
@@ -533,8 +537,8 @@ def _node_ranks(lines: list[Line]) -> str | None:
     if sorted(ranks) == list(range(len(lines))):
         return None
     return (
-        f"The nodes have --node-rank {', '.join(map(str, ranks))}: each of them must be there once."
-        " Two with rank 0 are two masters, and one cannot bind the port."
+        f"The nodes have --node-rank {', '.join(map(str, ranks))}. Each number must stand there "
+        "once: of two nodes with rank 0, the second cannot bind the port."
     )
 
 
@@ -550,8 +554,8 @@ def _world(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str | Non
             )
         if line.local not in (str(node["gpus"]), "gpu", "auto"):
             return (
-                f"Node {number} starts {line.local} processes, and has {node['gpus']} GPUs: one "
-                "process for each."
+                f"Node {number} starts {line.local} processes and has {node['gpus']} GPUs. Start "
+                "one process for each."
             )
     return None
 
@@ -560,9 +564,9 @@ def _restarts(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str | 
     for number, line in enumerate(lines):
         if line.static:
             return (
-                f"Node {number} meets the others by the static rendezvous, in which each node has "
-                "its number for ever: after a restart nobody new can take part. "
-                "--rdzv-backend c10d counts anew each time."
+                f"Node {number} uses the static rendezvous, in which each node keeps its number "
+                "forever. So after a restart no other node can take part. With --rdzv-backend c10d "
+                "the nodes are numbered again."
             )
         if line.options.max_restarts < 1:
             return (
@@ -578,11 +582,14 @@ def _interfaces(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str 
             value = line.environ.get(name)
             if value is None:
                 return (
-                    f"Node {number} does not say {name}: a library that guesses takes the first "
-                    f"interface that is up, and the cable is {node['interface']}."
+                    f"Node {number} does not say {name}. The library then chooses an interface, "
+                    f"and only {node['interface']} leads to the other nodes."
                 )
             if value != node["interface"]:
-                return f"Node {number} has {name}={value}, and the cable is {node['interface']}."
+                return (
+                    f"Node {number} has {name}={value}, and {node['interface']} leads to the other "
+                    "nodes."
+                )
     return None
 
 
@@ -592,7 +599,7 @@ def _script(seen: Observed, plan: dict[str, Any], lines: list[Line]) -> str | No
         got = [line.options.training_script, *line.options.training_script_args]
         if got != wanted:
             return (
-                f"Node {number} runs {shlex.join(got)}; the same as on all nodes is asked for: "
+                f"Node {number} runs {shlex.join(got)}. All nodes must run the same: "
                 f"{shlex.join(wanted)}."
             )
     return None
@@ -607,20 +614,20 @@ def _two_jobs(seen: Observed) -> str | None:
     (host, port), other = (read[0].meeting for read in both)
     if (host, port) == other:
         return (
-            f"Both jobs meet at {host}:{port}: the second uses the store of the first, and dies "
-            "with it. The port must come from `port`."
+            f"Both jobs meet at {host}:{port}, so the second uses the store of the first, and dies "
+            "with it. Take the port from `port`."
         )
     for plan, read in zip(plans, both, strict=True):
         if read[0].meeting[1] != str(plan["port"]):
             return (
                 f"The job {plan['job']} meets at port {read[0].meeting[1]}, and its own is "
-                f"{plan['port']}: another one need not be free."
+                f"{plan['port']}. Another port may be taken."
             )
     ids = [read[0].options.rdzv_id for read in both]
     if ids[0] == ids[1]:
         return (
-            f"Both jobs have --rdzv-id {ids[0]}: a node that comes to the wrong port is let in. "
-            "The id must come from `job`."
+            f"Both jobs have --rdzv-id {ids[0]}, so a node that comes to the wrong port joins the "
+            "wrong job. Take the id from `job`."
         )
     for plan, name in zip(plans, ids, strict=True):
         if plan["job"] not in str(name):
@@ -639,20 +646,20 @@ LAUNCH_PLAN = Task(
         Criterion("all nodes meet, and are one job", 2, _each_plan(_one_job)),
         Criterion("a process for each GPU", 2, _each_plan(_world)),
         Criterion("the same script on every node", 1, _each_plan(_script)),
-        Criterion("after a death it can begin again", 1, _each_plan(_restarts)),
+        Criterion("after a death the job can start again", 1, _each_plan(_restarts)),
         Criterion("the interface is named", 1, _each_plan(_interfaces)),
         Criterion("two jobs do not mix", 1, _two_jobs, on=("two",)),
     ),
     hints=(
-        "What must be the same on all nodes, so that they meet? What may differ?",
-        "--nnodes counts machines, --nproc-per-node processes of this one. --rdzv-backend c10d, "
-        "--rdzv-endpoint HOST:PORT and --rdzv-id make one job of them.",
+        "What must be the same on all nodes, so that they meet? What may differ between them?",
+        "--nnodes is the number of nodes, --nproc-per-node that of the processes of this node. "
+        "--rdzv-backend c10d, --rdzv-endpoint HOST:PORT and --rdzv-id make one job of them.",
         "For each node: NCCL_SOCKET_IFNAME=... GLOO_SOCKET_IFNAME=... torchrun --nnodes M "
         "--nproc-per-node GPUS --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint FIRST:PORT "
         "--rdzv-id JOB SCRIPT.",
     ),
-    debrief="deploy/node.sh is this line, deploy/train.sbatch and deploy/train-job.yaml fill it in "
-    "for SLURM and for Kubernetes. Their work is to start it on all nodes at once.",
+    debrief="deploy/node.sh is this line. deploy/train.sbatch and deploy/train-job.yaml fill it in "
+    "for SLURM and for Kubernetes, which start it on all nodes at once.",
 )
 
-TASKS = [HIERARCHICAL, HALVING, LAUNCH_PLAN, CAPSTONE]
+TASKS = [HIERARCHICAL, HALVING, BROADCAST, LAUNCH_PLAN, CAPSTONE]

@@ -18,6 +18,7 @@ from ddpz_lite.course.check.vocabulary import (
     world_name,
 )
 from ddpz_lite.course.tasks.lesson17.job import OPTIMIZERS
+from ddpz_lite.course.tasks.lesson17.route import FASTEST_ROUTE
 
 # -- 17.repair_the_article -------------------------------------------------------------------------
 
@@ -716,4 +717,4 @@ ESTIMATE = Task(
     "messages that do not hide. A plan begins with these three numbers, and a trace corrects them.",
 )  # fmt: skip
 
-TASKS = [REPAIR, WHICH, ESTIMATE]
+TASKS = [REPAIR, WHICH, ESTIMATE, FASTEST_ROUTE]

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from ddpz_lite.checkpoint.all_ranks import on_all_ranks
-from ddpz_lite.checkpoint.parts import Part, comm_of, local_parameters, of_all_stages
+from ddpz_lite.checkpoint.parts import (
+    Part,
+    comm_of,
+    local_parameters,
+    of_all_parts,
+    same_experts,
+)
 from ddpz_lite.checkpoint.save_load import (
     empty_state,
     is_cut,
@@ -39,7 +45,7 @@ def full_optimizer_state_dict(
     """
     own = comm_of(model, optimizer)
     comm, params = own.everyone, local_parameters(model, optimizer)
-    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
+    shapes = of_all_parts(model, own, {name: here.shape for name, here in params.items()})
     tensors = on_all_ranks(comm, lambda: tensors_of(model, optimizer, params, own.place))
     local: dict[str, dict[str, tuple[list[tuple[int, int]] | None, Tensor]]] = defaultdict(dict)
     for path, value in tensors.items():
@@ -78,7 +84,7 @@ def load_full_optimizer_state_dict(
     """
     own, given = comm_of(model, optimizer), state_dict["state"]
     params = local_parameters(model, optimizer)
-    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
+    shapes = of_all_parts(model, own, {name: here.shape for name, here in params.items()})
     on_all_ranks(own.everyone, lambda: _check_names(given, shapes))
     saved = {
         f"optimizer/{name}/{key}": _metadata(key, torch.as_tensor(value), shapes[name])
@@ -103,17 +109,21 @@ def load_full_optimizer_state_dict(
 
 
 def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The groups with names; those of all stages of a pipeline are joined."""
+    """The groups with names; those of all experts and all stages of a pipeline are joined."""
     names = names_of(model)
     local = [
         {option: value for option, value in group.items() if option != "param_names"}
         | {"params": names_in(group, names)}
         for group in optimizer.param_groups
     ]
-    stages = comm_of(model, optimizer).gather_along("pipe", local)
+    joined = _join(same_experts(model).gather_along("expert", local))
+    return _join(comm_of(model, optimizer).gather_along("pipe", joined))
+
+
+def _join(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
-        parts[0] | {"params": [name for part in parts for name in part["params"]]}
-        for parts in zip(*stages, strict=True)
+        parts[0] | {"params": list(dict.fromkeys(n for part in parts for n in part["params"]))}
+        for parts in zip(*groups_by_rank, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from ddpz_lite.checkpoint.parts import (
     comm_of,
     flats_of,
     local_parameters,
-    of_all_stages,
+    of_all_parts,
     plain,
     refresh,
     write_back,
@@ -46,7 +46,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     comm, cuts = comm_of(model), cuts_of(plain(model))
     parts = comm.gather_along("tensor", {name: state[name] for name in cuts})
     state |= {name: cut.join([part[name] for part in parts]) for name, cut in cuts.items()}
-    return of_all_stages(comm, state)
+    return of_all_parts(model, comm, state)
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     wanted = {n: shapes.get(id(v), list(v.shape)) for n, v in current.items()}
     wanted |= {name: here.shape for name, here in params.items()}
     given = {name: list(value.shape) for name, value in state.items()}
-    check_shapes(of_all_stages(comm, wanted), given, "the state dict")
+    check_shapes(of_all_parts(model, comm, wanted), given, "the state dict")
     for name, here in params.items():
         here.part.copy_from(state[name].reshape(-1))
         write_back(here)

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
-from ddpz_lite.strategies.mesh import cuts_of
+from ddpz_lite.strategies.mesh import cuts_of, experts
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.replica import Replica
@@ -113,11 +113,23 @@ def comm_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
     return comm
 
 
-def of_all_stages(comm: Comm, local: Mapping[str, T]) -> dict[str, T]:
-    """A dict by parameter name with what the other stages of a pipeline have; all ranks call it."""
-    return {
-        name: value for some in comm.gather_along("pipe", local) for name, value in some.items()
-    }
+def of_all_parts(model: nn.Module, comm: Comm, local: Mapping[str, T]) -> dict[str, T]:
+    """A dict by parameter name with other ranks' experts and stages too; all ranks call it."""
+    of_experts = {name for name, p in plain(model).named_parameters() if experts(p) is not None}
+    some = {name: value for name, value in local.items() if name in of_experts}
+    dense = {name: value for name, value in local.items() if name not in of_experts}
+    joined = _join([dense, *same_experts(model).gather_along("expert", some)])
+    return _join(comm.gather_along("pipe", joined))
+
+
+def same_experts(model: nn.Module) -> Comm:
+    """The ranks that have this rank's experts; this rank alone if all ranks have all of them."""
+    found = map(experts, plain(model).parameters())
+    return next((comm for comm in found if comm is not None), Comm.alone())
+
+
+def _join(parts: list[dict[str, T]]) -> dict[str, T]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def sharded(model: nn.Module) -> nn.Module:

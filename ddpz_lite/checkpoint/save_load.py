@@ -38,7 +38,7 @@ from ddpz_lite.checkpoint.parts import (
     comm_of,
     flats_of,
     local_parameters,
-    of_all_stages,
+    of_all_parts,
     plain,
     refresh,
     write_back,
@@ -94,8 +94,8 @@ def content_of(
     """What is to be saved, as it is now; an error on one rank is raised on all."""
     own = comm_of(model, optimizer)  # of this part of the model
     params = local_parameters(model, optimizer)
-    groups = of_all_stages(own, _group_options(model, optimizer))
-    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
+    groups = of_all_parts(model, own, _group_options(model, optimizer))
+    shapes = of_all_parts(model, own, {name: here.shape for name, here in params.items()})
 
     def found() -> Content:
         loss_scale, options = _loss_scale(optimizer), b""
@@ -149,7 +149,7 @@ def load_checkpoint(
     comm = own.everyone
     folder, manifest = checked(root, comm)
     params = local_parameters(model, optimizer)
-    shapes = of_all_stages(own, {name: here.shape for name, here in params.items()})
+    shapes = of_all_parts(model, own, {name: here.shape for name, here in params.items()})
     on_all_ranks(comm, lambda: check_shapes(shapes, manifest["shapes"], f"{root}"))
     saved = on_all_ranks(comm, lambda: torch.load(folder / "extra.pt", weights_only=True))
     on_all_ranks(comm, lambda: _check_class(optimizer, saved.get("optimizer"), root))

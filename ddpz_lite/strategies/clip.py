@@ -65,7 +65,7 @@ def clip_grad_norm_(
         parameters = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in parameters]
         comm = comm or Comm.alone()
-        local = [p.grad for p in parameters if counted(p) or not comm.axes]
+        local = [p.grad for p in parameters if counted(p, comm)]
         norm = total_norm(local, norm_type, comm, everywhere=True)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # (), as torch's clip_grad_norm_
         if gradients:

@@ -144,7 +144,7 @@ class Comm(Group):
 
     def over_replicas(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks that hold the same shard, in place."""
-        if self.size > self.world:
+        if self.copies > 1:
             dist.all_reduce(tensor, group=self.replicas)
         return tensor
 

@@ -10,7 +10,8 @@ backward the gradients go the same ways. For T tokens of C elements, with even r
 
 An expert's gradient is the sum over the tokens of its whole group when backward is over. It lacks
 those of its replicas, and no other rank's. Each rank's loss is a mean over its own tokens, so it is
-divided by the number of all ranks, like the gradient of a dense parameter.
+divided by the number of all ranks, like the gradient of a dense parameter. The strategies do this,
+and share the state of an expert between its replicas: at stages 1 to 3 each holds a part of it.
 
 Sources: Lepikhin et al., "GShard", 2020 (capacity); Fedus et al., "Switch Transformers", 2021
 (router in fp32, balance loss); DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2 (bias).
@@ -18,7 +19,6 @@ Sources: Lepikhin et al., "GShard", 2020 (capacity); Fedus et al., "Switch Trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from ddpz_lite.model import GPT
 from ddpz_lite.strategies.comm import Comm
-from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.mesh import mark
 
 
 class Expert(nn.Module):
@@ -70,7 +70,7 @@ class MoE(nn.Module):
         self.experts = nn.ModuleList(Expert(width, hidden or 4 * width) for _ in range(experts))
         self.register_buffer("bias", torch.zeros(experts))
         self.top_k, self.capacity_factor = top_k, capacity_factor
-        self.comm, self.local = Comm.alone(), None  # see expert_parallel
+        self.comm = Comm.alone()  # see expert_parallel
         self.counts, self.dropped, self._mean_probability = torch.zeros(experts), 0, None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class MoE(nn.Module):
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows (n, C), sorted by expert, through their experts, wherever these are."""
-        here = self.experts if self.local is None else self.local
+        here = list(self.experts.children())
         by_rank = counts.view(self.comm.world, len(here))
         arriving = self.comm.all_to_all(by_rank).wait()  # (N, E / N): rows from each rank
         sends, receives = by_rank.sum(1).tolist(), arriving.sum(1).tolist()
@@ -174,77 +174,53 @@ def with_experts(gpt: GPT, experts: int = 8, top_k: int = 1, **options: Any) -> 
     return gpt
 
 
-class ExpertsOf:
-    """This rank's experts."""
-
-    def __init__(self, layers: list[MoE], comm: Comm) -> None:
-        self.layers, self.comm = layers, comm
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank's experts, for an optimizer of their own."""
-        for layer in self.layers:
-            for expert in layer.local:
-                yield from expert.parameters()
-
-    def reduce_gradients(self) -> None:
-        """Once after the last backward: the sum over each expert's replicas, over all ranks."""
-        for param in self.parameters():
-            self.comm.over_replicas(param.grad).div_(self.comm.size)
-
-    @torch.no_grad()
-    def clip_grad_norm_(self, optimizer: ShardedOptimizer, max_norm: float) -> Tensor:
-        """Clip by the norm of all gradients, each expert and each dense parameter once.
-
-        optimizer: of the dense parameters, from `dz.parallelize`. Call `reduce_gradients` before.
-        Returns the norm before clipping, on all ranks.
-        """
-        dense = optimizer.clip_grad_norm_(float("inf"))  # the norm alone
-        grads = [p.grad for p in self.parameters()]
-        local = torch.nn.utils.get_total_norm(grads).double() ** 2
-        total = (self.comm.reduce_scalar(local) + dense.double() ** 2).sqrt().to(dense.dtype)
-        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        if scale < 1:
-            optimizer.clip_grad_norm_(float(scale * (dense + 1e-6)))
-            torch._foreach_mul_(grads, scale)
-        return total
-
-
 def expert_parallel(
     module: nn.Module, mesh: dist.DeviceMesh | dist.ProcessGroup | Comm | None = None
-) -> ExpertsOf:
-    """Keep E / N of the experts of each `MoE` in `module`, in place; all ranks call it.
+) -> nn.Module:
+    """Keep E / N of the experts of each `MoE` in `module`, in place, and return it.
 
-        gpt = dz.with_experts(dz.GPT(config), experts=8)
-        experts = dz.expert_parallel(gpt, mesh)  # (replicas, ranks of an expert group)
-        model, optimizer = dz.parallelize(gpt, torch.optim.AdamW, stage=3)  # dense, over all ranks
-        expert_optimizer = torch.optim.AdamW(experts.parameters())
-        loss.backward()
-        experts.reduce_gradients()
-        experts.clip_grad_norm_(optimizer, 1.0)
+        gpt = dz.expert_parallel(dz.with_experts(dz.GPT(config), experts=8), mesh)
+        model, optimizer = dz.parallelize(gpt, torch.optim.AdamW, stage=3)
 
-    Experts leave the module's parameters, so no strategy reduces or shards them, `state_dict()`
-    does not save them, and `to()` does not move them. Raises ValueError for wrong use,
-    RuntimeError if ranks have built different experts.
+    All ranks call it, with the same weights. Experts keep the names that they have in the whole
+    layer, so a checkpoint loads at any number of ranks. At every stage of `parallelize`, dense
+    parameters are reduced and sharded over all ranks, and experts over those that have the same;
+    fp16 skips a step if any rank has an inf; a norm counts each expert once. `dz.DDP` and the ZeRO
+    classes do the same; torch's own wrappers do not know of experts.
 
     Args:
-        module: the same on all ranks, on the device where it is to train.
-        mesh: None for one group of all ranks, or a 2-D mesh (replicas, experts) of all ranks.
+        module: on the device where it is to train, not on the meta device.
+        mesh: None for one group of all ranks; a 2-D mesh (replicas, ranks of a group) of all ranks,
+            or one with an axis named "expert", next to "data", "context" or "pipe".
+
+    Raises ValueError for wrong use, RuntimeError if ranks have built different experts.
     """
-    comm, layers = Comm.of(mesh), [m for m in module.modules() if isinstance(m, MoE)]
+    comm, same = Comm.of_experts(mesh)
+    layers = [m for m in module.modules() if isinstance(m, MoE)]
     if not layers:
         raise ValueError("no MoE in this module. Fix: dz.with_experts(gpt) first.")
-    if comm.size != Comm.of(None).size:
-        raise ValueError("this mesh lacks ranks. Fix: a mesh (replicas, experts) of all ranks.")
+    held = mesh.size() if isinstance(mesh, dist.DeviceMesh) else comm.size
+    if held != Comm.of(None).size or "tensor" in same.axes:
+        raise ValueError(
+            f"a mesh of {held} ranks, with other axes {list(same.axes)}: experts need all ranks, "
+            'and cannot be cut over "tensor". Fix: a mesh (replicas, experts) of all ranks.'
+        )
     for layer in layers:
-        if layer.local is not None or len(layer.bias) % comm.world:
+        each, left = divmod(len(layer.bias), comm.world)
+        if left or len(layer.experts) != len(layer.bias) or layer.router.weight.is_meta:
             raise ValueError(
-                f"{len(layer.bias)} experts do not divide into {comm.world} parts, or are cut "
-                "already. Fix: a number of ranks that divides the experts, and one call."
+                f"{len(layer.bias)} experts do not divide into {comm.world} parts, are cut "
+                "already, or on the meta device. Fix: a number of ranks that divides the experts, "
+                "and one call, on a module with values."
             )
     sums = [(n, p.double().sum().item()) for n, p in module.named_parameters() if ".experts." in n]
     comm.check_equal("the experts", [f"{name} of sum {total!r}" for name, total in sums])
     for layer in layers:
         each = len(layer.bias) // comm.world
-        layer.comm, layer.local = comm, tuple(layer.experts)[comm.rank * each :][:each]
-        layer.experts = nn.ModuleList()
-    return ExpertsOf(layers, comm)
+        here = range(comm.rank * each, (comm.rank + 1) * each)
+        layer.comm = comm
+        if comm.world > 1:
+            layer.experts = nn.ModuleDict({str(i): layer.experts[i] for i in here})
+            for param in layer.experts.parameters():
+                mark(param, experts=same)
+    return module

@@ -35,7 +35,7 @@ from ddpz_lite.strategies.comm import Comm, Handle
 from ddpz_lite.strategies.gradient import LocalGrad, Stepper, hide_partial, show_partial
 from ddpz_lite.strategies.guards.model import check_dense, check_published, check_same_storage
 from ddpz_lite.strategies.layout import Layout
-from ddpz_lite.strategies.mesh import mark
+from ddpz_lite.strategies.mesh import comm_for, mark
 from ddpz_lite.strategies.parameters import UnshardedParameter, subclass
 from ddpz_lite.strategies.quantised import all_gather, rounded
 
@@ -50,7 +50,7 @@ class Flat:
 
     Args:
         params: at least one; all trainable, or all frozen.
-        comm: the ranks that share the state.
+        comm: the ranks that share the state; of experts, see `mesh.comm_for`.
         dtype: of `full`, in which forward and backward compute. Default: that of the parameters.
         reduce_dtype: in which gradients are sent. Default: `dtype`.
         resident: the parameters stay unsharded, as views of `full`, which is never freed.
@@ -58,7 +58,7 @@ class Flat:
         layout: how parameters lie in it; `ownership.WholeLayout` gives each a single owner.
         gather_dtype: torch.int8 if slices of `full` are sent in it (qwZ); see `quantised`.
         intra_node: hpZ: the ranks that keep `full` between them from forward to backward, each its
-            `secondary` slice, so that they alone unshard it for backward.
+            `secondary` slice, so that they alone unshard it for backward. Not for experts.
 
     Attributes: `params` are the given parameters if resident, otherwise new ones in their place (a
     sharded parameter must not be read); `shards` are what an optimizer steps on, in the same order;
@@ -78,7 +78,9 @@ class Flat:
         gather_dtype: torch.dtype | None = None,
         intra_node: Comm | None = None,
     ) -> None:
-        first, self.comm, self.resident, self.intra_node = params[0], comm, resident, intra_node
+        first, given, comm = params[0], comm, comm_for(params[0], comm)
+        self.comm, self.resident = comm, resident
+        self.intra_node = intra_node if comm is given else None
         dtype = dtype if dtype is not None and first.is_floating_point() else first.dtype
         self.reduce_dtype = sent_as(dtype, reduce_dtype)
         self.layout = layout(tuple(p.shape for p in params), comm.shards, comm.place)
@@ -99,8 +101,8 @@ class Flat:
         self.params = self._make_params(params)
         views = zip(self.layout.split(self.shard), params, strict=True)
         self.shards = [nn.Parameter(v, requires_grad=p.requires_grad) for v, p in views]
-        for shard, param in zip(self.shards, params, strict=True):
-            mark(shard, like=param)
+        for own, param in zip([*self.params, *self.shards], [*params] * 2, strict=True):
+            mark(own, like=param)
         self.owner: Stepper | None = None
         self.exposed = False  # whether the user has read `.data` of a parameter
         self._places = self.layout.places(comm.world, extra=len(params))  # in the rows

@@ -179,7 +179,7 @@ def _norm_on_all_ranks(gradients: list[Tensor], order: float = 2.0) -> Tensor:
     norms = [torch.linalg.vector_norm(g, order) for g in gradients if not isinstance(g, LocalGrad)]
     for grad in _final([g for g in gradients if isinstance(g, LocalGrad)]):
         group = by_ranks.setdefault(id(grad.comm), (grad.comm, []))
-        if grad.param is None or counted(grad.param) or not grad.comm.axes:
+        if grad.param is None or counted(grad.param, grad.comm):
             group[1].append(grad.as_subclass(Tensor))
     norms += [total_norm(parts, order, comm, everywhere=True) for comm, parts in by_ranks.values()]
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), order)

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Axes of a mesh along which gradients are summed, and ZeRO may shard: the ranks have other samples,
-# or other tokens of the same ones. Along all other axes they have other parts of the model.
-SUMMED = ("data", "context")
+# or other tokens of the same ones. Along all other axes they have other parts of the model; along
+# "expert" they have other samples and other experts (`Group.of_experts`).
+SUMMED = ("data", "expert", "context")
 
 
 class Group:
@@ -37,11 +38,14 @@ class Group:
         holders: the group of all ranks of the mesh, if they cut; None for the world.
         axes: on a mesh with other axes, the groups of the ranks that hold other parts of the model,
             by the name of the axis.
+        size: the ranks over whose losses a gradient is a mean, if they are more than those that
+            hold the parameter: see `of_experts`.
 
-    Attributes: `rank` and `world` are those of the sharding group; `size` counts replicas too;
-    `group` is None for the world. `across` is a Comm of the replicas if they cut the shard, else of
-    this rank alone; so `across.shard(shard(full))` is what the optimizer steps on here. It is the
-    `place`-th of `shards` equal slices, of which the ranks of `holders` have one each.
+    Attributes: `rank` and `world` are those of the sharding group; `copies` is the number of ranks
+    that hold the same shard, and `size` counts them too; `group` is None for the world. `across` is
+    a Comm of the replicas if they cut the shard, else of this rank alone; so
+    `across.shard(shard(full))` is what the optimizer steps on here. It is the `place`-th of
+    `shards` equal slices, of which the ranks of `holders` have one each.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Group:
         cut: bool = False,
         holders: dist.ProcessGroup | None = None,
         axes: Mapping[str, dist.ProcessGroup] | None = None,
+        size: int | None = None,
     ) -> None:
         if not dist.is_initialized():
             _refuse_forgotten_init()
@@ -59,7 +64,8 @@ class Group:
         self.group, self.replicas, self.axes = group, replicas, _not_the_world(axes or {})
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.world = dist.get_world_size(group) if dist.is_initialized() else 1
-        self.size = self.world * (dist.get_world_size(replicas) if replicas is not None else 1)
+        self.copies = dist.get_world_size(replicas) if replicas is not None else 1
+        self.size = self.world * self.copies if size is None else size
         self.across = type(self)(replicas) if cut else self.alone()
         self.holders = holders if cut else self.group
         self._place()
@@ -72,7 +78,8 @@ class Group:
     def alone(cls, axes: Mapping[str, dist.ProcessGroup] | None = None) -> Self:
         """A group of one: every transition is the identity and no collective is called."""
         comm = cls.__new__(cls)
-        comm.group, comm.replicas, comm.rank, comm.world, comm.size = None, None, 0, 1, 1
+        comm.group, comm.replicas, comm.rank = None, None, 0
+        comm.world, comm.copies, comm.size = 1, 1, 1
         comm.across, comm.holders, comm.axes = comm, None, _not_the_world(axes or {})
         comm._place()
         return comm
@@ -125,8 +132,32 @@ class Group:
         sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         summed = tuple(name for name in sizes if name in SUMMED and sizes[name] > 1) or ("data",)
         others = [name for name, size in sizes.items() if name not in SUMMED and size > 1]
-        group = mesh.get_group(*summed) if len(summed) == 1 else _ranks_of(mesh[summed])
-        return cls(group, axes={name: mesh.get_group(name) for name in others})
+        return cls(group_along(mesh, summed), axes={name: mesh.get_group(name) for name in others})
+
+    @classmethod
+    def of_experts(
+        cls, mesh: dist.DeviceMesh | dist.ProcessGroup | Group | None
+    ) -> tuple[Self, Self]:
+        """The ranks that exchange tokens, with their replicas, and those with this rank's experts.
+
+        Of the second, `size` is the number of all ranks that exchange tokens: a gradient is the sum
+        over the tokens of a whole group already. mesh: 2-D (replicas, ranks of a group), or one
+        with an axis named "expert"; None, or what has one dimension, is one group.
+        """
+        names = getattr(mesh, "mesh_dim_names", None) or ()
+        if "expert" not in names:
+            tokens, others = cls.of(mesh), {}
+        else:
+            sizes = dict(zip(names, mesh.shape, strict=True))
+            same = [n for n in names if n in SUMMED and n != "expert" and sizes[n] > 1]
+            others = {n: mesh.get_group(n) for n in names if n not in SUMMED and sizes[n] > 1}
+            tokens = cls(mesh.get_group("expert"), group_along(mesh, same) if same else None)
+        axes = others | ({"expert": tokens.group} if tokens.world > 1 else {})
+        if tokens.replicas is None:
+            own = cls.alone(axes)
+            own.size = tokens.size
+            return tokens, own
+        return tokens, cls(tokens.replicas, axes=axes, size=tokens.size)
 
     @property
     def position(self) -> dict[str, tuple[int, int]]:
@@ -186,7 +217,7 @@ class Group:
 
     def _groups(self) -> list[dist.ProcessGroup]:
         """The groups that have more than one rank, the sharding one first."""
-        groups = [(self.group, self.world), (self.replicas, self.size // self.world)]
+        groups = [(self.group, self.world), (self.replicas, self.copies)]
         return [group for group, ranks in groups if ranks > 1]
 
     def exchange(
@@ -225,6 +256,11 @@ def _all_gather_object(value: Any, group: dist.ProcessGroup | None) -> list[Any]
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, value, group=group)
     return gathered
+
+
+def group_along(mesh: dist.DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
+    """The group of this rank along these axes of a mesh together; None for the world."""
+    return mesh.get_group(axes[0]) if len(axes) == 1 else _ranks_of(mesh[tuple(axes)])
 
 
 def _ranks_of(mesh: dist.DeviceMesh) -> dist.ProcessGroup | None:

@@ -279,6 +279,6 @@ def _real(gradients: Sequence[Tensor]) -> None:
 def _one_group(hook: object, comm: Comm) -> None:
     if comm.size > comm.world:
         raise ValueError(
-            f"{type(hook).__name__} works inside one group, and here replicas stand behind it. "
-            "Fix: Rounded or PowerSGD, or a mesh of one dimension."
+            f"{type(hook).__name__} works inside one group, and here replicas, or ranks with other "
+            "experts, stand behind it. Fix: Rounded or PowerSGD, or a mesh of one dimension."
         )

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.mesh import experts
 
 
 class LocalSGD:
@@ -51,6 +52,11 @@ class LocalSGD:
             raise ValueError(f"every must be a whole number of steps from 1 on, got {every!r}")
         self.optimizer, self.every, self.comm = optimizer, every, Comm.of(mesh)
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(experts(param) is not None for param in self.params):
+            raise ValueError(
+                f"{type(self).__name__} averages parameters over ranks, and these hold other "
+                "experts each. Fix: dz.parallelize, which knows of experts."
+            )
         self.alone = 0  # steps since the last meeting
         self.comm.broadcast(self.params)
 

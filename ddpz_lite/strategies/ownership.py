@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from ddpz_lite.strategies.guards.elementwise import check_elementwise, check_parameterwise
 from ddpz_lite.strategies.layout import Layout
-from ddpz_lite.strategies.mesh import apart
 from ddpz_lite.strategies.per_group import class_of_group
-from ddpz_lite.strategies.reducer import buckets_of
+from ddpz_lite.strategies.reducer import buckets_of, kind_of
 
 # Known to need whole matrices: chosen without asking. Muon is new in torch 2.9.
 NEED_WHOLE = tuple(
@@ -89,15 +88,15 @@ def balanced(buckets: Sequence[list[nn.Parameter]], world: int) -> list[list[nn.
     done: list[list[nn.Parameter]] = []
     last: dict[Any, list[nn.Parameter]] = {}  # by kind
     for bucket in buckets:
-        kind = bucket[0].dtype, bucket[0].device, id(bucket[0]) if apart(bucket[0]) else None
+        kind = kind_of(bucket[0])
         if kind in last and not _is_balanced(last[kind], world):
             last[kind] += bucket
         else:
             last[kind] = list(bucket)
             done.append(last[kind])
     for kind, rest in last.items():
-        same = [b for b in done if (b[0].dtype, b[0].device) == kind[:2] and b is not rest]
-        if same and kind[2] is None and not _is_balanced(rest, world):
+        same = [b for b in done if kind_of(b[0]) == kind and b is not rest]
+        if same and not _is_balanced(rest, world):
             same[-1] += rest
             done = [b for b in done if b is not rest]
     return done

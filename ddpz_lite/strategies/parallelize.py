@@ -25,7 +25,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.ddp import DDP
 from ddpz_lite.strategies.guards.model import check_hooks, check_stage
 from ddpz_lite.strategies.guards.param_groups import ParamGroups, with_names, with_params
-from ddpz_lite.strategies.mesh import Chunks
+from ddpz_lite.strategies.mesh import Chunks, broadcast, replicated
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline, check_axes
 from ddpz_lite.strategies.placement import Placement, Stage, rows
@@ -63,7 +63,8 @@ def parallelize(
 
     Args:
         module: on the device where it is to train, or (stage 3) on the meta device. Of a `Pipeline`
-            its stage is sharded, in place, and the Pipeline is returned as the model.
+            its stage is sharded, in place, and the Pipeline is returned as the model. Of experts
+            (`expert_parallel`) the stage goes along the ranks that have the same ones.
         optimizer_class: any torch optimizer that works element by element; at stages 1 and 2 also
             by whole parameters; stage 0 takes any that steps without a closure. See `per_group`.
         stage: 0 is DDP; 1, 2, 3 are ZeRO; on a 2-D mesh (outside, inside), see `placement`: (0, 3)
@@ -71,7 +72,7 @@ def parallelize(
             same shard cut the optimizer's state among themselves, and exchange gradients only for
             the step.
         mesh: None for the world, a process group, or a mesh: 1-D, or 2-D (replicate, shard); or any
-            with an axis named "data", which shards, together with "context" (`context_parallel`).
+            with an axis named "data", which shards, with "context" and "expert", if it has them.
             A model that is split over other axes, by `Pipeline` or `tensor_parallel`, needs the
             mesh with these too.
         bucket_mb: megabytes (1e6 bytes) per transition; stages 0, 1, 2. Stage 3 has units instead.
@@ -132,12 +133,13 @@ def parallelize(
         optimizer = zero(with_params(module, groups), optimizer_class, **options)
         model = ReplicaOf(module, optimizer, broadcast_buffers)
     else:
+        alone = replicated(module.parameters(), comm)
         if mixed_precision is None and not offload:
-            options |= {"comm": Comm.alone(comm.axes), "cuts": False}
+            options |= {"comm": alone, "cuts": False}
             optimizer = ShardedOptimizer(with_params(module, groups), optimizer_class, **options)
         else:  # the master copies of ZeRO-1, in one shard
-            comm.broadcast(list(module.parameters()))
-            options |= {"mesh": Comm.alone(comm.axes), "keep": keep, **casts}
+            broadcast(module.parameters(), comm)
+            options |= {"mesh": alone, "keep": keep, **casts}
             optimizer = ZeRO1(with_params(module, groups), optimizer_class, **options)
             for param in module.parameters():
                 param.grad_dtype = None  # the mean, in reduce_dtype, is what masters are stepped by

@@ -23,7 +23,7 @@ from ddpz_lite.strategies.comm import Comm, Handle
 from ddpz_lite.strategies.flat import sent_as
 from ddpz_lite.strategies.gradient import LocalGrad, own_grad, set_own_grad
 from ddpz_lite.strategies.layout import Layout
-from ddpz_lite.strategies.mesh import apart
+from ddpz_lite.strategies.mesh import apart, comm_for, experts
 
 CommHook = Callable[[Tensor, Comm], Handle]
 
@@ -48,6 +48,7 @@ class Bucket:
         hook: CommHook | HookPerBucket | None = None,
         sparse: Collection[nn.Parameter] = (),
     ) -> None:
+        comm = comm_for(params[0], comm)
         self.params, self.comm, self.sparse = params, comm, sparse
         layout = Layout(tuple(p.shape for p in params), world=1, rank=0)
         self.numel = layout.padded
@@ -261,8 +262,7 @@ class Reducer:
 def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
     """Trainable parameters in reverse order, about that of backward, in groups of `bucket_mb`.
 
-    bucket_mb: megabytes (1e6 bytes). A group has one dtype and device; a larger parameter is one,
-    and so is one that `mesh.apart` names.
+    bucket_mb: megabytes (1e6 bytes). A group is of one kind; a larger parameter is one.
     """
     if not bucket_mb > 0:
         raise ValueError(f"bucket_mb must be positive, in megabytes, got {bucket_mb!r}")
@@ -270,9 +270,7 @@ def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn
     # by kind: the open group, and its megabytes
     last: dict[Any, tuple[list[nn.Parameter], float]] = {}
     for param in reversed([p for p in dict.fromkeys(params) if p.requires_grad]):
-        alone = id(param) if apart(param) else None
-        kind = (param.dtype, param.device, alone)
-        size = param.numel() * param.element_size() / 1e6
+        kind, size = kind_of(param), param.numel() * param.element_size() / 1e6
         group, held = last.get(kind, ([], 0.0))
         if not group or held + size > bucket_mb:
             group, held = [], 0.0
@@ -280,3 +278,11 @@ def buckets_of(params: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn
         group.append(param)
         last[kind] = group, held + size
     return groups
+
+
+def kind_of(param: nn.Parameter) -> tuple[Any, ...]:
+    """What the parameters of one buffer have in common: dtype, device, and the ranks that share it.
+
+    One that `mesh.apart` names is its own kind.
+    """
+    return param.dtype, param.device, experts(param), id(param) if apart(param) else None

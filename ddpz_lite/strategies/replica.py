@@ -15,7 +15,9 @@ from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad
 from ddpz_lite.strategies.guards.model import check_frozen
 from ddpz_lite.strategies.guards.modules import KnownModules, check_reached, is_detached
+from ddpz_lite.strategies.mesh import by_comm
 from ddpz_lite.strategies.optim import ShardedOptimizer
+from ddpz_lite.strategies.reducer import kind_of
 
 
 class Replica(nn.Module):
@@ -31,9 +33,12 @@ class Replica(nn.Module):
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool = True) -> None:
         super().__init__()
         self.module, self.comm = module, comm
-        comm.check_equal("the parameters of the model", describe(module.named_parameters()))
-        buffers = list(module.buffers())
-        comm.broadcast([t for t in (*module.parameters(), *buffers) if not t.is_meta])
+        names, buffers = {p: n for n, p in module.named_parameters()}, list(module.buffers())
+        for own, params in by_comm(names, comm).items():
+            lines = describe((names[p], p) for p in params)
+            own.check_equal("the parameters of the model", lines)
+            tensors = [*params, *(buffers if own is comm else ())]
+            own.broadcast([t for t in tensors if not t.is_meta])
         self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(buffers)
         self._frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         self.flats: list[Flat] = []
@@ -101,7 +106,7 @@ class Replica(nn.Module):
         for param in self.module.parameters():
             wanted = not param.requires_grad and param.is_floating_point() and param not in keep
             if dtype not in (None, param.dtype) and wanted:
-                kinds[param.dtype, param.device].append(param)
+                kinds[kind_of(param)].append(param)
         self.masters = [Flat(p, self.comm, dtype=dtype, offload=True) for p in kinds.values()]
 
     def memory_extra(self) -> dict[str, list[Tensor]]:

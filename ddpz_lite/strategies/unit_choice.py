@@ -87,8 +87,9 @@ def is_called(module: nn.Module) -> bool:
 def _blocks(module: nn.Module, path: str) -> list[str]:
     """The blocks of a model, none inside another: in `module` or below.
 
-    They are the members of lists; of a Sequential, if they have modules of their own, or are all of
-    one kind; and of what is left, two or more of one kind with modules of their own.
+    They are the members of lists, and of dicts with one kind; of a Sequential, if they have modules
+    of their own, or are all of one kind; and of what is left, two or more of one kind with modules
+    of their own.
     """
     if isinstance(module, Chunks):
         return [name for chunk in module for name in _blocks(chunk, path)]
@@ -97,7 +98,8 @@ def _blocks(module: nn.Module, path: str) -> list[str]:
     called = [name for name, child in children.items() if is_called(child)]
     composite = [name for name in called if any(True for _ in children[name].children())]
     row: list[str] = []
-    if isinstance(module, nn.ModuleList):
+    same = isinstance(module, nn.ModuleDict) and len({type(m) for m in children.values()}) == 1
+    if isinstance(module, nn.ModuleList) or (same and len(called) > 1):
         row = called
     elif isinstance(module, nn.Sequential):
         row = composite if len({type(children[name]) for name in called}) > 1 else called

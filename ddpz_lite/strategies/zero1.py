@@ -26,6 +26,7 @@ from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.flat import Flat
 from ddpz_lite.strategies.gradient import own_grad, set_own_grad
 from ddpz_lite.strategies.guards.model import check_frozen, check_separate
+from ddpz_lite.strategies.mesh import broadcast
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.ownership import laid_out
 from ddpz_lite.strategies.precision import LossScale
@@ -90,7 +91,7 @@ class ZeRO1(ShardedOptimizer):
         self.comm.check_equal("the optimizer's parameters", lines)
         shapes = [(f"a parameter of shape {tuple(p.shape)}", p) for p in params]
         check_separate(shapes)
-        self.comm.broadcast(params)
+        broadcast(params, self.comm)
         self._frozen += [(name, p) for name, p in shapes if not p.requires_grad]
         cast = [p for p in params if p not in self._keep]
         kept = [p for p in params if p in self._keep]

@@ -45,12 +45,11 @@ from ddpz_lite.strategies.guards.model import (
 from ddpz_lite.strategies.guards.modules import KnownModules
 from ddpz_lite.strategies.guards.optimizers import watch_optimizers
 from ddpz_lite.strategies.guards.parameters import watch_parameters
-from ddpz_lite.strategies.mesh import apart
 from ddpz_lite.strategies.meta_device import Builder
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.precision import keeps_dtype
 from ddpz_lite.strategies.prefetch import ForwardOrder
-from ddpz_lite.strategies.reducer import Backward
+from ddpz_lite.strategies.reducer import Backward, kind_of
 from ddpz_lite.strategies.replica import Replica
 from ddpz_lite.strategies.unit_choice import Slot, Units, is_called, split
 from ddpz_lite.strategies.units import BackwardState, ShardedState, Unit
@@ -166,8 +165,7 @@ class ZeRO3(Replica):
         kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for param, where in slots.items():
             kept = any(keeps_dtype(slot.module) for slot in where)
-            alone = id(param) if apart(param) else None
-            kinds[kept, param.dtype, param.device, param.requires_grad, alone].append(param)
+            kinds[kept, param.requires_grad, *kind_of(param)].append(param)
         as_they_are = self._flat_options | {"dtype": None, "gather_dtype": None}
         flats = [
             Flat(params, self.comm, resident=False, **(as_they_are if kept else self._flat_options))

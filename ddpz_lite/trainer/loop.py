@@ -37,12 +37,13 @@ from ddpz_lite.launcher import progress
 from ddpz_lite.launcher import rank as launched
 from ddpz_lite.model import GPT, GPTConfig, next_token_loss
 from ddpz_lite.strategies.comm import Comm
+from ddpz_lite.strategies.experts import MoE, expert_parallel, with_experts
 from ddpz_lite.strategies.optim import ShardedOptimizer
 from ddpz_lite.strategies.parallelize import parallelize
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline
 from ddpz_lite.trainer.batches import Batch, Batches
 from ddpz_lite.trainer.log import Log
-from ddpz_lite.trainer.mesh import mesh_of, nats_through, pipeline_of
+from ddpz_lite.trainer.mesh import mesh_of, nats_through, pipeline_of, readers_of
 from ddpz_lite.trainer.recipe import Recipe
 from ddpz_lite.trainer.saving import Saver, TrainingError
 from ddpz_lite.trainer.survivors import Survivors
@@ -70,7 +71,7 @@ def train(recipe: Recipe, team: Survivors | None = None) -> dict[str, Any]:
     torch.manual_seed(recipe.seed)  # the same weights on every rank
     gpt = build(recipe, text).to(device)
     mesh = mesh_of(recipe, device)
-    readers = comm if mesh is None else Comm.of(mesh["data"])
+    readers = comm if mesh is None else readers_of(mesh)
     log = Log(recipe, comm, readers.world)
     log.begin(text, gpt.num_params(), device)
     model, optimizer = shard(recipe, gpt, mesh)
@@ -181,6 +182,8 @@ def update(
     norm = optimizer.clip_grad_norm_(recipe.clip) if recipe.clip else None
     optimizer.step()
     optimizer.zero_grad()
+    for layer in (module for module in model.modules() if isinstance(module, MoE)):
+        layer.update_bias(recipe.balance)  # by the tokens of the last micro-batch
     return norm
 
 
@@ -221,13 +224,17 @@ def nats(model: nn.Module, batch: Batch) -> Tensor:
 def build(recipe: Recipe, text: Corpus) -> GPT:
     """The unsharded model."""
     sizes = {name: getattr(recipe, name) for name in ("context", "layers", "heads", "width")}
-    return GPT(GPTConfig(text.vocab_size, dropout=recipe.dropout, **sizes))
+    gpt = GPT(GPTConfig(text.vocab_size, dropout=recipe.dropout, **sizes))
+    return with_experts(gpt, recipe.experts, recipe.top_k) if recipe.experts else gpt
 
 
 def shard(
     recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh | None = None
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its AdamW, at the stage and precision of the recipe."""
+    if recipe.experts and mesh is None and (world := Comm().world) > 1:
+        # all experts are on each rank, and all ranks' tokens balance them
+        expert_parallel(gpt, init_device_mesh(this_device().type, (world, 1)))
     return parallelize(
         gpt if mesh is None else pipeline_of(recipe, gpt, mesh),
         torch.optim.AdamW,

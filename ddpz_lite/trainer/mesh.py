@@ -1,8 +1,8 @@
-"""`--mesh`: the run on a mesh of data (DDP or ZeRO) x pipeline x tensor x context.
+"""`--mesh`: the run on a mesh of data (DDP or ZeRO) x pipeline x expert x context x tensor.
 
-Ranks that differ in another axis than data read the same windows; along context each computes its
-tokens of them. The micro-batches of an update (--accumulate) are those of the pipeline, in the
-order of --schedule; one stage is plain accumulation.
+Ranks that differ along data or expert read other windows, all others the same; along context each
+computes its tokens of them. The micro-batches of an update (--accumulate) are those of the
+pipeline, in the order of --schedule; one stage is plain accumulation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ddpz_lite.checkpoint.parts import comm_of
 from ddpz_lite.model import GPT, next_token_loss
 from ddpz_lite.strategies.comm import Comm
 from ddpz_lite.strategies.context.attention import context_parallel
+from ddpz_lite.strategies.experts import expert_parallel
+from ddpz_lite.strategies.groups import group_along
 from ddpz_lite.strategies.pipeline.gpt_stages import gpt_stages
 from ddpz_lite.strategies.pipeline.pipeline import Pipeline
 from ddpz_lite.strategies.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -48,10 +50,17 @@ def mesh_of(recipe: Recipe, device: torch.device) -> dist.DeviceMesh | None:
     return init_device_mesh(device.type, shape, mesh_dim_names=names)
 
 
+def readers_of(mesh: dist.DeviceMesh) -> Comm:
+    """The ranks that read different windows."""
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    return Comm(group_along(mesh, [n for n in ("data", "expert") if sizes[n] > 1] or ["data"]))
+
+
 def pipeline_of(recipe: Recipe, gpt: GPT, mesh: dist.DeviceMesh) -> Pipeline:
-    """The GPT, cut over `tensor` and `context`, and distributed to stages over `pipe`."""
+    """The GPT, cut over `expert`, `tensor` and `context`, and distributed to stages over `pipe`."""
     ranks, chunks = mesh["pipe"].size(), recipe.chunks
     schedule = SCHEDULES[recipe.schedule](ranks, recipe.accumulate)
+    gpt = expert_parallel(gpt, mesh) if recipe.experts else gpt
     gpt = context_parallel(tensor_parallel(gpt, mesh["tensor"]), mesh["context"])
     pipe = Pipeline(gpt_stages(gpt, ranks * chunks), schedule, mesh["pipe"])
     pipe.order = gpt.order

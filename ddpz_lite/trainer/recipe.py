@@ -14,7 +14,7 @@ from typing import Any
 AUTO = "auto"
 # The axes of --mesh; neighbours along the last one are neighbours in the world. Another axis is one
 # more name here, and what `trainer.mesh` does along it.
-AXES = ("data", "pipe", "context", "tensor")
+AXES = ("data", "pipe", "expert", "context", "tensor")
 UNNAMED = ("data", "pipe", "tensor")  # what --mesh 2x2x2 gives
 METAVARS = {int: "N", float: "X", str: "PATH"}
 UNPROFILED, PROFILED = 2, 3  # steps of --profile: the first to warm up, the next to record
@@ -48,8 +48,8 @@ class Recipe:
     """A training run. Raises ValueError, naming the option, for an invalid value.
 
     A step is one update: `accumulate` micro-batches of `batch` windows on each rank (of a mesh: for
-    each index along data), each window `context` tokens (bytes) long. Paths are strings, so that
-    the recipe is plain data.
+    each index along data and expert), each window `context` tokens (bytes) long. Paths are strings,
+    so that the recipe is plain data.
     """
 
     text: str | None = _option(
@@ -62,6 +62,16 @@ class Recipe:
     heads: int = _option("model", 4, "attention heads in a block", at_least=1)
     width: int = _option("model", 128, "width of the model", at_least=1)
     dropout: float = _option("model", 0.0, "probability, from 0 up to but not 1", at_least=0)
+    experts: int = _option(
+        "model", 0, "experts in each block, in place of its MLP; 0: none", at_least=0
+    )
+    top_k: int = _option("model", 2, "experts that a token uses; none is dropped", at_least=1)
+    balance: float = _option(
+        "model",
+        0.001,
+        "step of the bias that moves tokens to experts with few, after each update; 0: none",
+        at_least=0,
+    )
 
     stage: int = _option("ranks", 0, "0 is DDP; 1, 2, 3 are ZeRO", choices=range(4))
     mesh: str | None = _option(
@@ -69,7 +79,8 @@ class Recipe:
         None,
         "ranks along data, pipe and tensor, or along named axes, as data=2,context=2. data: other "
         "windows; pipe: layers in stages, with --accumulate micro-batches; tensor: heads and MLP "
-        "are cut; context: other tokens of the same windows. --stage goes along data and context",
+        "are cut; context: other tokens of the same windows; expert: other windows, and other "
+        "experts. --stage goes along data, context and expert, and for experts along the first two",
         metavar="DxPxT|NAME=N,...",
     )
     schedule: str = _option(
@@ -150,6 +161,7 @@ class Recipe:
                 f"--profile begins after {UNPROFILED} steps, and --steps is {self.steps}"
             )
         self._check_mesh()
+        self._check_experts()
         self._check_survive()
         if self.resume and self.checkpoint is None:
             raise ValueError("--resume needs --checkpoint DIR, the folder to resume from")
@@ -217,6 +229,21 @@ class Recipe:
                 f"context, and --context {self.context} does not divide by {chunks}"
             )
 
+    def _check_experts(self) -> None:
+        axes = self.axes or dict.fromkeys(AXES, 1)
+        if self.experts and self.top_k > self.experts:
+            raise ValueError(f"--top-k {self.top_k} is more than --experts {self.experts}")
+        if axes["expert"] > 1 and (not self.experts or self.experts % axes["expert"]):
+            raise ValueError(
+                f"--mesh {self.mesh} has {axes['expert']} ranks along expert, and --experts "
+                f"{self.experts} do not divide by it. Fix: --experts {4 * axes['expert']}, say"
+            )
+        if axes["tensor"] > 1 and self.experts:
+            raise ValueError(
+                f"--mesh {self.mesh} cuts MLPs, and --experts {self.experts} has none. Fix: the "
+                "axis expert in place of tensor"
+            )
+
     def _check_survive(self) -> None:
         if not self.survive:
             return
@@ -225,6 +252,11 @@ class Recipe:
                 "--survive needs the full state on every rank, and here it is sharded: the dead "
                 "rank's shard would be lost. Fix: use --stage 0 alone; or --checkpoint DIR "
                 "--resume, so that the remaining ranks start again from the last save"
+            )
+        if self.experts:
+            raise ValueError(
+                "--survive and --experts cannot be combined: the ranks that count the experts' "
+                "tokens are not formed again after a death. Fix: give one of them"
             )
         if self.save_in_background:
             raise ValueError(

@@ -538,11 +538,6 @@ PROMISES = {
 COUNTS = "counts are only compared with each other"
 NONE = "no worker waits where none is left"
 EQUIVALENT = {
-    "07.sharded_server": {
-        "`for request in dist.batch_isend_irecv(messages) if messag...` -> [1:]": (
-            "a send; its peer pushes again only when it has what was sent, and what is sent stays"
-        ),
-    },
     "07.bounded": {
         "`0` -> `1`": COUNTS,
         "`0` -> `-1`": COUNTS,

@@ -164,6 +164,7 @@ SPOILS = [
     (rules.plain_file, "the kernel is", lambda n: n.metadata.pop("kernelspec")),
     (rules.plain_file, "cells without an id", lambda n: code(n).pop("id")),
     (rules.plain_file, "two with the same", lambda n: code(n).update(id=n.cells[0].id)),
+    (rules.plain_file, "control", lambda n: n.cells[1].update(source="$\frac12$")),
     (rules.plain_file, "stored times", lambda n: code(n).metadata.update(execution={})),
     (rules.ten_parts, "no part called 'intro'", part(1, "intro")),
     (rules.ten_parts, "'myths' is missing", part(-3, "production")),

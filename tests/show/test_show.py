@@ -417,6 +417,13 @@ def test_prediction_headless(capsys):
         guess.commit(16)
 
 
+def test_verdict_of_an_index_names_no_distance(capsys):
+    for guess, verdict in ((1, "Not right."), (2, "Exactly right.")):
+        prediction = show.predict("Which rank?", default=guess, index=True)
+        prediction.reveal(2)
+        assert prediction.verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("guess", "measured", "within", "verdict"),
     [

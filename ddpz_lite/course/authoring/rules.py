@@ -223,6 +223,8 @@ def plain_file(notebook) -> Iterator[str]:
         for key in TIMING:
             if key in cell.metadata:
                 yield f"cell {position}: stored times ({key}); ddpz lessons --write leaves them out"
+        if found := re.search(r"[\x00-\x08\x0b-\x1f]", cell.source):
+            yield f"cell {position}: control character {found[0]!r}; a script ate a backslash"
 
 
 def ten_parts(notebook) -> Iterator[str]:

@@ -27,6 +27,7 @@ MORE = """
 another:  ddpz train --text book.txt --precision bf16 --width 256 --layers 6 --accumulate 4
           ddpz train --mesh 2x2x2 --stage 1 --accumulate 4 --batch 2
           ddpz train --mesh data=2,context=2 --stage 3 --context 512
+          ddpz train --mesh data=2,expert=2 --experts 8 --top-k 2 --stage 1
           ddpz train --ranks 3 --survive
           ddpz train --stage 3 --checkpoint runs/a --save-every 50 --resume
           torchrun --nproc-per-node 4 --max-restarts 3 -m ddpz_lite train \\

@@ -1,4 +1,4 @@
-"""Lines of code as one finds them, run in a process of their own, and what they raise.
+"""Lines of code as one finds them, run in a separate process, and claims about sources.
 
 What a line breaks stays in that process. Nothing is installed and nothing is fetched.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from ddpz_lite.course.gym.bank import cards, sources
 
 RUNNER = """
 import io, json, sys, contextlib
@@ -40,3 +42,14 @@ def raised(snippets: Sequence[str]) -> list[str]:
     if done.returncode != 0:
         raise RuntimeError(f"gallery: the process ended with {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)
+
+
+def assert_cited(claims: Mapping[str, tuple[str, str, str]]) -> None:
+    """Print claims about sources, and below each our entry, which must not have the wrong word.
+
+    claims: {a myth's id: (the wrong word in it, the key of our source, the field that corrects it)}
+    """
+    for number, (word, key, field) in claims.items():
+        claim, ours = cards()[number].front.en, str(getattr(sources()[key], field))
+        print(f"{number}  {claim}\n      ours: {ours}")
+        assert word in claim and word not in ours, f"{number}: {word!r} in {ours!r}"

@@ -1,7 +1,7 @@
 """Strategies on a mesh of nodes: what crosses the slow link, and which one to choose.
 
     mesh_groups(groups)           the ranks of two nodes, and who talks to whom in which group
-    link_bytes(table, network)    intra- and inter-node bytes of measured strategies, and seconds
+    link_bytes(table)             intra- and inter-node bytes of measured strategies, and seconds
     chosen(setting)               the strategy that is fastest among those that fit, and why
     chooser()                     the same with sliders
 
@@ -219,11 +219,6 @@ def chooser() -> None:
     )
 
 
-def seconds_of_bytes(sent: Mapping[str, float], network: Any) -> float:
-    """Bytes divided by the bandwidth of their link, without latency."""
-    return sent["intra-node"] / network.bandwidth + sent["inter-node"] / network.inter_bandwidth
-
-
 def mesh_groups(groups: Sequence[Sequence[Sequence[int]]]) -> None:
     """Draw four ranks on two nodes, and an arrow for each pair that is in one group.
 
@@ -274,16 +269,16 @@ def _place(rank: int) -> tuple[float, float]:
     return 2.0 * (rank % 2), -1.42 * (rank // 2)
 
 
-def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
+def link_bytes(table: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw strategies as rows: bytes of a step by link, and seconds next to the arithmetic.
 
-    table: {name: {"intra-node": bytes, "inter-node": bytes, "seconds": of a step}}. network: a
-    `dz.Network`, whose arithmetic is the black line.
+    table: {name: {"intra-node": bytes, "inter-node": bytes, "seconds": of a step, "derived": the
+    seconds that the lesson derives from the messages, drawn as a black line}}.
     """
     names = list(table)
     fig, (left, right) = figure(1, 2, height=1.5 + 0.42 * len(names), sharey=True)
     rows: Table = [[
-        "strategy", "intra-node, bytes", "inter-node, bytes", "seconds", "bytes / bandwidth, s"
+        "strategy", "intra-node, bytes", "inter-node, bytes", "seconds", "derived seconds"
     ]]  # fmt: skip
     with house_style():
         for place, (name, one) in enumerate(table.items()):
@@ -292,19 +287,20 @@ def link_bytes(table: Mapping[str, Mapping[str, Any]], network: Any) -> None:
                 left.barh(place, one[kind] / 1e6, left=before, linewidth=0, **look.patch_kwargs)
                 before += one[kind] / 1e6
             right.barh(place, one["seconds"], color="#6E6E6E")
-            wanted = seconds_of_bytes(one, network)
+            wanted = one["derived"]
             right.plot([wanted, wanted], [place - 0.45, place + 0.45], color=TEXT_COLOR, marker="")
             rows.append([name, *(one[kind] for kind in LINKS_OF), one["seconds"], wanted])
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - 0.4, -0.6)
         left.set(xlabel="MB sent by rank 0 (real)", title="bytes of a step")
-        right.set(xlabel="s, shaped network; line: bytes / bandwidth", title="one step")
+        right.set(xlabel="seconds (shaped network)", title="one step; black line: derived")
         for axes in (left, right):
             axes.tick_params(axis="y", length=0)
         _legend(left, LINKS_OF)
     alt = "Strategies on two nodes. " + " ".join(
         f"{name}: {one['intra-node'] / 1e6:.2f} MB intra-node, "
-        f"{one['inter-node'] / 1e6:.2f} MB inter-node, {one['seconds']:.2f} s."
+        f"{one['inter-node'] / 1e6:.2f} MB inter-node, {one['seconds']:.2f} s, "
+        f"derived {one['derived']:.2f} s."
         for name, one in table.items()
     )
     show_figure(fig, alt=alt, table=rows)

@@ -8,8 +8,8 @@ from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table
 from ddpz_lite.course.show.style import SERIES, in_seconds
 
-Parts = tuple[float, float, float]  # seconds: near, far bytes, far latencies
-KINDS = ("inside the node", "bytes to other nodes", "latencies to other nodes")
+Parts = tuple[float, float, float]  # seconds: inside, inter-node bytes, inter-node latencies
+KINDS = ("inside the node", "inter-node bytes", "inter-node latencies")
 
 
 def all_reduce_times(times: dict[str, Parts]) -> tuple[Any, str, Table]:

@@ -43,6 +43,10 @@ def is_near(ranks: Sequence[int]) -> bool:
     return len({rank // PER_NODE for rank in ranks}) == 1
 
 
+def where_of(ranks: Sequence[int]) -> str:
+    return "inside a node" if is_near(ranks) else "between nodes"
+
+
 def seconds(plan: Plan) -> dict[str, float]:
     """Seconds of a step, by what they are for: the keys of STYLES."""
     size = dict(plan)
@@ -82,13 +86,13 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
         for place, (name, value) in enumerate(spent.items()):
             right.barh(place, value, **STYLES[name].patch_kwargs)
             where = "" if name not in groups or len(groups[name]) == 1 else (
-                ", near" if is_near(groups[name]) else ", far"
+                f", {where_of(groups[name])}"
             )  # fmt: skip
             right.annotate(f"{value:.2f} s{where}", (value, place), xytext=(4, 0),
                            textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
         right.set_yticks(range(len(spent)), list(spent))
         right.set_ylim(len(spent) - 0.4, -0.6)
-        right.set_xlim(0, 1.35 * max(spent.values()))
+        right.set_xlim(0, 1.75 * max(spent.values()))
         right.set_xlabel("modelled seconds of a step")
         right.set_title(text, fontsize=9.5)
     order = " x ".join(f"{axis} {size}" for axis, size in plan)
@@ -97,7 +101,7 @@ def picture(plan: Plan) -> tuple[Any, str, Table]:
     rows = [["part", "seconds", "links"]]
     for name, value in spent.items():
         known = groups.get(name, [0])
-        rows.append([name, value, "-" if len(known) == 1 else "near" if is_near(known) else "far"])
+        rows.append([name, value, "-" if len(known) == 1 else where_of(known)])
     return fig, alt, rows
 
 

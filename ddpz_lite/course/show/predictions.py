@@ -30,6 +30,7 @@ class Prediction:
 
     within: how far off, as a share of the measurement, the derivation leaves open: 0.1 is 10%.
     None for a count, which is right or wrong.
+    index: the number names something, such as a rank, so how far off it is means nothing.
     """
 
     question: str
@@ -41,6 +42,7 @@ class Prediction:
     committed: float | None = None
     measured: float | None = None
     word: str = "measured"  # or "calculated", for a formula's value
+    index: bool = False
     _control: Any = field(default=None, repr=False)
 
     @property
@@ -91,6 +93,8 @@ class Prediction:
         guess, measured = self.value, self.measured
         if guess == measured:
             return "Exactly right."
+        if self.index:
+            return "Not right."
         if guess == 0 or measured / guess <= 0:
             off = f"off by {self.written(measured - guess)}"
         else:
@@ -128,19 +132,20 @@ def predict(
     low: float = -math.inf,
     high: float = math.inf,
     word: str = "measured",
+    index: bool = False,
 ) -> Prediction:
     """Ask for a number in a box that starts empty; returns the Prediction.
 
     default: the prediction without an interactive kernel. within: the share of the measurement that
     still counts as close, where the derivation leaves something open; a count is right or wrong.
-    low, high: what is possible at all. word: how the answer was found. Raises ValueError for a
-    default out of range.
+    low, high: what is possible at all. word: how the answer was found. index: the number names
+    something, such as a rank or a call. Raises ValueError for a default out of range.
     """
     if not low <= _number("the default", default) <= high:
         raise ValueError(f"predict: the default {default} lies outside {low} to {high}.")
     if within is not None and not 0 < within < 1:
         raise ValueError(f"predict: within is a share between 0 and 1, such as 0.1, not {within}.")
-    prediction = Prediction(question, default, unit, within, low, high, word=word)
+    prediction = Prediction(question, default, unit, within, low, high, word=word, index=index)
     controls = _view(prediction) if in_notebook() else []
     shown = prediction.written(default)
     still = (

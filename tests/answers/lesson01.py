@@ -83,7 +83,7 @@ WRONG = {
         Wrong(
             "a gradient for each frozen parameter",
             state(gradients="sum(p.nbytes for p in parameters)"),
-            says="not each has one now",
+            says="you counted one for each parameter, but some parameters have none now",
             loses=SHARED,
         ),
         Wrong(
@@ -94,17 +94,17 @@ WRONG = {
         Wrong(
             "eight bytes, whatever the optimizer",
             state(optimizer="2 * sum(p.nbytes for p in parameters)"),
-            says="Ask this optimizer what it keeps",
+            says="counted two numbers for each parameter. Look into this optimizer's state",
         ),
         Wrong(
             "a state before the first step",
             state(optimizer="sum(t.nbytes for t in states) or 8 * 100"),
-            says="holds nothing before its first",
+            says="this optimizer has not taken a step yet, so it keeps nothing",
         ),
         Wrong(
             "buffers as well",
             state(parameters="sum(t.nbytes for t in model.state_dict().values())"),
-            says="the buffers are none of the three",
+            says="you counted the buffers too",
         ),
         Wrong(
             "only what is trained",
@@ -116,7 +116,7 @@ WRONG = {
             "a step, to see what the optimizer keeps",
             state() + "\n\nlook = state_bytes\n\n\ndef state_bytes(model, optimizer):\n"
             "    told = look(model, optimizer)\n    optimizer.step()\n    return told\n",
-            says="Only look at them",
+            says="The model or the optimizer has changed. Only read them",
         ),
         Wrong(
             "the first model's, for every model",
@@ -164,7 +164,7 @@ WRONG = {
         Wrong(
             "the last step's gradients kept",
             accumulate(f"{PARTS}        (loss_fn(model(a), b) * len(a) / len(x)).backward()"),
-            says="begin with none",
+            says="the gradients of the previous step are still in the sum: clear them first",
         ),
         Wrong(
             "the short part left out",
@@ -200,7 +200,7 @@ WRONG = {
                 "        loss = loss_fn(outputs[-1], b) * len(a) / len(x)\n"
                 "        loss.backward(retain_graph=True)"
             ),
-            says="What keeps the activations of the parts before?",
+            says="were held at once besides the weights, but one part takes less than",
             loses=MEMORY,
         ),
         Wrong(
@@ -211,7 +211,7 @@ WRONG = {
                 "        LOG.append(loss_fn(model(a), b) * len(a) / len(x))\n"
                 "        LOG[-1].backward(retain_graph=True)"
             ),
-            says="What keeps the activations of the parts before?",
+            says="were held at once besides the weights, but one part takes less than",
             loses=MEMORY,
         ),
         Wrong(
@@ -264,7 +264,7 @@ def scaled_step(parameters, optimizer, scaler):
     optimizer.zero_grad()
     return finite
 """,
-            says="One bad gradient means no step for any of them",
+            says="changed some weights. If one gradient is bad, no weight may change",
             loses=OVERFLOW,
         ),
         Wrong(
@@ -282,7 +282,7 @@ def scaled_step(parameters, optimizer, scaler):
         Wrong(
             "the scale never grows",
             scaled(good='scaler["good_steps"] += 1'),
-            says="it must be doubled",
+            says="good steps in a row were made",
             loses=("the scale grows after good steps in a row",),
         ),
         Wrong(
@@ -305,7 +305,7 @@ def scaled_step(parameters, optimizer, scaler):
                 bad='scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0\n'
                 "        globals()['good'] = 0",
             ),
-            says="it must be doubled",
+            says="good steps in a row were made",
             loses=("the scale grows after good steps in a row",),
         ),
         Wrong(
@@ -538,7 +538,7 @@ WRONG["01.largest_batch"] = [
     Wrong(
         "what fits in the first step",
         batch((BYTES, '{"SGD": 0, "SGD with momentum": 0, "AdamW": 0}')),
-        says="the second has the optimizer's states, too",
+        says="the first step fits, but the second one also holds the optimizer's states",
         loses=STATEFUL,
     ),
     Wrong(
@@ -557,7 +557,7 @@ WRONG["01.largest_batch"] = [
         "the batches are always 2 and 4",
         batch(("(at_n - at_m) // (n - m)", "(at_n - at_m) // 2"),
               ("at_m - m * sample", "at_m - 2 * sample")),
-        says="it says",
+        says="it returned",
         loses=("measured at other batch sizes",),
     ),
     Wrong(
@@ -637,7 +637,7 @@ WRONG["01.scaled_step"] += [
     Wrong(
         "the sum is looked at, and may overflow",
         altered("01.scaled_step", ("p.grad.isfinite().all()", "p.grad.sum().isfinite()")),
-        says="was left out, and all its gradients were finite",
+        says="was skipped, although all its gradients were finite",
     ),
     Wrong(
         "the scale never falls below 1",

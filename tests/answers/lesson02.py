@@ -11,7 +11,7 @@ NEIGHBOURS = ("send and recv between neighbours alone",)
 MESSAGES = ("N - 1 messages, by send and recv alone",)
 ROUNDS = ("log2 N rounds, rounded up",)
 
-WAIT = "is each message waited for before it is used"
+WAIT = "Do you wait for each message before you use it?"
 RANKS = "    rank, world = dist.get_rank(), dist.get_world_size()\n"
 
 
@@ -106,7 +106,7 @@ WRONG = {
                 "        elif step <= rank < 2 * step:\n"
                 "            dist.recv(tensor, rank - step)\n        step *= 2"
             ),
-            says="and the root is rank 1",
+            says="but the root is rank 1",
             loses=("any root",),
         ),
         Wrong(
@@ -115,7 +115,11 @@ WRONG = {
             "called broadcast",
             MESSAGES,
         ),
-        Wrong("nothing is sent", tree("    pass"), says="nobody sent it the root's"),
+        Wrong(
+            "nothing is sent",
+            tree("    pass"),
+            says="still has its own tensor: no rank sent it the root's",
+        ),
         Wrong(
             "a power of two assumed",
             tree(
@@ -137,7 +141,7 @@ WRONG = {
                 "            tensor = torch.empty_like(tensor)\n"
                 "            dist.recv(tensor, (place - step + root) % world)\n        step *= 2"
             ),
-            says="receive into that one",
+            says="into that tensor; `tensor = ...` only gives its name to another one",
         ),
         Wrong(
             "everybody sends to everybody",
@@ -168,7 +172,7 @@ def ring_all_reduce(tensor):
         tensor += received
         passing, received = received.clone(), torch.empty_like(tensor)
 """,
-            says="passes the whole tensor on; pass on one chunk",
+            says="It passes the full tensor on; pass on one chunk of N",
             loses=BYTES,
         ),
         Wrong(
@@ -224,18 +228,18 @@ def ring_all_reduce(tensor):
         Wrong(
             "copied instead of added",
             ring(add="other.copy_(received)"),
-            says="Is what comes added",
+            says="each received chunk added? Do you wait for each message before you use it?",
         ),
         Wrong(
             "the remainder is left out",
             ring(chunks="tensor[: len(tensor) // world * world].tensor_split(world)"),
-            says="the last, shorter one",
+            says="round, also a shorter one? Do you wait for each message before you use it?",
             loses=UNEVEN,
         ),
         Wrong(
             "a copy is summed",
             ring(chunks="tensor.clone().tensor_split(world)"),
-            says="put the sum into the tensor that it was given",
+            says="has not changed: put the sum into the tensor that was given",
         ),
         Wrong(
             "chunks in two messages",
@@ -286,7 +290,7 @@ def ring_all_reduce(tensor):
                 + ALL_TO_ALL
                 + "return parts.view(world, shard).sum(0).to(tensor.dtype)"
             ),
-            says="send its 16 bits, and widen what has come",
+            says="It is sent in float32. Send bfloat16, and convert after receiving",
             loses=HALF,
         ),
         Wrong(
@@ -295,7 +299,7 @@ def ring_all_reduce(tensor):
                 ALL_TO_ALL + "total = torch.zeros(shard, dtype=tensor.dtype)\n"
                 "for part in parts.view(world, shard):\n    total += part\nreturn total"
             ),
-            says="rounded to bfloat16 on the way",
+            says="sum was rounded to bfloat16 several times. Add up in float32, round once",
             loses=("bfloat16 is added up in float32",),
         ),
         Wrong(
@@ -345,7 +349,10 @@ def ring_all_reduce(tensor):
     ],
     "02.hangs": [
         Wrong(
-            "a rank that waits", hangs((0, "barrier"), B, C), "Rank 0 is not where", ("program A",)
+            "a rank that waits",
+            hangs((0, "barrier"), B, C),
+            "Rank 0 does not cause the hang",
+            ("program A",),
         ),
         Wrong(
             "the call that was made",
@@ -362,11 +369,14 @@ def ring_all_reduce(tensor):
         Wrong(
             "the call that all make",
             hangs(A, (0, "all_reduce"), C),
-            "The right rank, and another call",
+            "The rank is right, but not the call",
             ("program B",),
         ),
         Wrong(
-            "the sender", hangs(A, B, (0, "send")), "Which message has no other end", ("program C",)
+            "the sender",
+            hangs(A, B, (0, "send")),
+            "which rank sends to which. Which message has no sender or no receiver?",
+            ("program C",),
         ),
         Wrong("a word for a call", hangs((2, "waits"), B, C), "and the calls are all_reduce"),
         Wrong("ranks without calls", hangs(2, 0, 1), "give a pair, a rank and the name"),
@@ -664,7 +674,7 @@ WRONG["02.tree_broadcast"] += [
             "ROOTS = {}\n\n\ndef tree_broadcast(tensor, root):\n"
             "    solution(tensor, ROOTS.setdefault(tensor.shape, root))\n",
         ),
-        says="has rank 2's tensor, and the root is rank 0",
+        says="has rank 2's tensor, but the root is rank 0",
         loses=("any root", "log2 N rounds, rounded up"),
     ),
     Wrong(
@@ -679,7 +689,7 @@ WRONG["02.ring_all_reduce"] += [
         "one outgoing chunk in the first half",
         altered("02.ring_all_reduce", ("chunks[(rank - k) % world], chunks[(rank - k - 1)",
                                        "chunks[rank], chunks[(rank - k - 1)")),
-        says="pass on the chunk that came last",
+        says="pass on the one that came last",
     ),
     Wrong(
         "addition in the second half, too",
@@ -833,7 +843,7 @@ WRONG["02.node_all_reduce"] = [
                 "[tensor, tensor[:0]]",
             ),
         ),
-        says="is an odd element in one of the halves",
+        says="in one of the halves? Do you wait for each message before you use it?",
         loses=("odd lengths",),
     ),
     Wrong(
@@ -854,7 +864,7 @@ WRONG["02.node_all_reduce"] = [
             "02.node_all_reduce",
             ("    exchange(near[1 - place], mine, other)", "    pass"),
         ),
-        says="Does each rank hand back the half",
+        says="in one of the halves? Do you wait for each message before you use it?",
     ),
     Wrong(
         "sends that are never waited for",

@@ -14,9 +14,9 @@ BUFFERS = "buffers as on rank 0"
 TIED = "in place: shared weights stay shared"
 EACH_ONCE = "rank 0's values are sent, each once"
 MEAN = "every rank has the mean over the ranks"
-FROZEN = "who has no gradient keeps none"
+FROZEN = "a parameter without gradient keeps none"
 REDUCE = "one all-reduce of all gradients"
-TRAIN = "training: all samples, as many on every rank"
+TRAIN = "training: all samples, equally many on each rank"
 ORDER = "a new order in each epoch, the same on all ranks"
 EVALUATE = "evaluation: each sample exactly once"
 TRACE = "no collective, no trace in the global generators"
@@ -141,7 +141,7 @@ def weighted_mean(gradients, samples):
     for gradient, mean in zip(gradients, means):
         gradient = mean.view_as(gradient)
 """,
-            says="what the rank began with: the result must be in place",
+            says="has not changed: write the result in place",
             loses=(EQUAL,),
         ),
         Wrong(
@@ -155,7 +155,7 @@ def weighted_mean(gradients, samples):
         dist.all_reduce(gradient)
         gradient /= total
 """,
-            says="made 24 calls (24 x all_reduce) while your function ran 5 times, and one each is",
+            says="made 24 calls (24 x all_reduce) while your function ran 5 times. One call each",
             loses=(ONE_CALL,),
         ),
         Wrong(
@@ -170,7 +170,7 @@ def weighted_mean(gradients, samples):
     for gradient, mean in zip(gradients, means):
         gradient.copy_(mean.view_as(gradient))
 """,
-            says="called all_gather. An all_reduce adds on the way",
+            says="called all_gather. An all_reduce adds up",
             loses=(ONE_CALL,),
         ),
         Wrong(
@@ -218,7 +218,7 @@ def weighted_mean(gradients, samples):
                 "        gradient.copy_(mean.view_as(gradient))",
                 "    gradients[:] = [m.view_as(g) for g, m in zip(gradients, means)]",
             ),
-            says="write into those that were in it",
+            says="new tensors: write into the given ones, because the model holds them, too",
             loses=(EQUAL,),
         ),
         Wrong(
@@ -226,7 +226,7 @@ def weighted_mean(gradients, samples):
             WEIGHTED.format(divide="buffer[:-1] / buffer[-1]")
             .replace("    for gradient", "    for gradient", 1)
             .replace("        gradient.copy_", "        if samples: gradient.copy_"),
-            says="is what the rank began with",
+            says="has not changed: write the result in place",
             loses=(UNEQUAL,),
         ),
     ],
@@ -259,7 +259,7 @@ def same_start(model):
 def same_start(model):
     torch.manual_seed(0)
 """,
-            says="is its own, though all ranks have set the same seed",
+            says="although all ranks have set the same seed: a seed does not change existing",
             loses=(START,),
         ),
         Wrong(
@@ -285,7 +285,7 @@ def same_start(model):
     for tensor in tensors:
         dist.broadcast(tensor.data, src=0)
 """,
-            says="Each tensor needs to travel once",
+            says="Send each tensor once, also the shared weight",
             loses=(EACH_ONCE,),
         ),
         Wrong(
@@ -300,7 +300,7 @@ def same_start(model):
         else:
             dist.recv(value, 0)
 """,
-            says="Each tensor needs to travel once, the shared weight too",
+            says="Send each tensor once, also the shared weight",
             loses=(EACH_ONCE,),
         ),
         Wrong(
@@ -367,7 +367,7 @@ def same_start(model):
     for t in (*model.parameters(), *model.buffers()):
         dist.broadcast(t.data, src=dist.get_world_size() - 1)
 """,
-            says="All ranks hold the same 0.weight, and it is not what rank 0 had",
+            says="All ranks hold the same 0.weight, but it is not rank 0",
             loses=(START,),
         ),
         Wrong(
@@ -432,7 +432,7 @@ def same_start(model):
         dist.broadcast(t, src=0)
     model.requires_grad_(True)
 """,
-            says="what is frozen stays frozen",
+            says="frozen parameters stay frozen",
             loses=(TIED,),
         ),
     ],
@@ -484,7 +484,7 @@ def average_gradients(model):
     for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
         g.copy_(mean.view_as(g))
 """,
-            says="An all_reduce adds on the way and sends less",
+            says="An all_reduce adds up and sends less",
             loses=(REDUCE,),
         ),
         Wrong(
@@ -492,7 +492,7 @@ def average_gradients(model):
             AVERAGE.format(divide="buffer /= dist.get_world_size()").replace(
                 "g.copy_(mean.view_as(g))", "g = mean.view_as(g)"
             ),
-            says="nothing was averaged, or it did not come back",
+            says="is the rank's own: nothing was averaged, or the mean was not written back",
             loses=(MEAN,),
         ),
         Wrong(
@@ -509,7 +509,7 @@ def average_gradients(model):
     for g, mean in zip(gradients, buffer.split([g.numel() for g in gradients])):
         g.copy_(mean.view_as(g))
 """,
-            says="was None, for the parameter is frozen or unused",
+            says="must stay None, because the parameter is frozen or unused",
             loses=(FROZEN,),
         ),
         Wrong(
@@ -587,7 +587,7 @@ def average_gradients(model):
         Wrong(
             "begun elsewhere in each epoch, not shuffled",
             indices(order="[(i + seed + epoch) % length for i in range(length, 0, -1)]"),
-            says="is 0, 1, 2, ... by a simple rule",
+            says="follows from 0, 1, 2, ... by a simple rule: it is not shuffled",
             loses=(ORDER,),
         ),
         Wrong(
@@ -617,7 +617,7 @@ def average_gradients(model):
         Wrong(
             "unequal numbers to train with",
             indices(padded="False"),
-            says="a rank with more waits for ever",
+            says="a rank with more waits forever",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -640,7 +640,7 @@ def average_gradients(model):
                 pad="""order = order.tolist()
         order += [] if evaluate else order[: -length % world]""",
             ),
-            says="Who knows the seed knows the order",
+            says="Every rank can compute the order from the seed",
             loses=(TRACE,),
         ),
         Wrong(
@@ -652,13 +652,13 @@ def average_gradients(model):
         Wrong(
             "one sample fills all gaps",
             indices(pad="order += order[:1] * (-length % world)"),
-            says="What comes again should come twice at most",
+            says="times. No sample may come more than twice",
             loses=(TRAIN,),
         ),
         Wrong(
             "one sample more than is needed for each rank",
             indices(pad="order += order[: world - length % world]"),
-            says="more came again than it takes",
+            says="more were repeated than needed to give every rank equally many",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -693,7 +693,7 @@ def average_gradients(model):
             + indices(
                 seed="seed + epoch + len(CALLS)", deal="CALLS.append(1) or order[rank::world]"
             ),
-            says="was asked for twice and came in two orders",
+            says="Epoch 0 was requested twice and gave two orders",
             loses=(ORDER,),
         ),
         Wrong(
@@ -732,7 +732,7 @@ def average_gradients(model):
         Wrong(
             "the unbiased variance",
             norm(variance="(square - mean * mean) * sums[0] / (sums[0] - 1)"),
-            says="divided the variance by the rows less one",
+            says="divided the variance by the rows minus one; BatchNorm divides by the rows",
             loses=(ALL_ROWS,),
         ),
         Wrong(
@@ -843,7 +843,7 @@ def f1(predicted, labels):
         Wrong(
             "nan without positives",
             f1(value="2 * hits / (said + true) if said + true else float('nan')"),
-            says="Where F1 would divide by 0, it is 0",
+            says="returned nan. If F1 would divide by 0, return 0",
             loses=(EDGE,),
         ),
         Wrong(
@@ -862,7 +862,7 @@ def f1(predicted, labels):
         Wrong(
             "the right answers without a hit counted as missed",
             f1(value="2 * hits / (hits + said + same - hits)"),
-            says="takes TN for FN",
+            says="uses TN in place of FN",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(
@@ -874,7 +874,7 @@ def f1(predicted, labels):
         Wrong(
             "counts of one byte",
             f1(send="counts = counts.to(torch.uint8); dist.all_reduce(counts)"),
-            says="is made of counts in one byte",
+            says="uses counts of one byte, which start again at 0 after 255",
             loses=(ALL_SAMPLES,),
         ),
         Wrong(
@@ -902,7 +902,7 @@ PROMISES = {
         "all parameters, frozen ones too": (START, ""),
         "all buffers, whatever their dtype": (BUFFERS, ""),
         "weights that two layers share stay shared": (TIED, ""),
-        "what is frozen stays frozen": (TIED, ""),
+        "frozen parameters stay frozen": (TIED, ""),
         "Each tensor travels once": (EACH_ONCE, ""),
         "Send tensors, not pickled objects": (EACH_ONCE, ""),
         "on all ranks what they are on rank 0, in place": (START, ""),
@@ -1404,7 +1404,7 @@ WRONG["03.diagnose"] = [
     Wrong(
         "always right",
         "def diagnose(step, rank, ranks):\n    return 'right'",
-        says="without a call of `step`",
+        says="without calling `step`",
     ),
     Wrong(
         "equal ranks",
@@ -1430,7 +1430,7 @@ WRONG["03.diagnose"] = [
                 "",
             ),
         ),
-        says="Hand over several micro-batches",
+        says="Pass several micro-batches",
         loses=BETWEEN,
     ),
     Wrong(
@@ -1454,7 +1454,7 @@ WRONG["03.diagnose"] = [
     Wrong(
         "the worlds of the lesson: N is 4",
         altered("03.diagnose", ("right * ranks", "right * 4"), ("right / ranks", "right / 4")),
-        says="which would have given it",
+        says="With this mistake, call",
     ),
     Wrong(
         "one call for each suspicion",
@@ -1487,7 +1487,7 @@ WRONG["03.diagnose"] = [
             ('"last": lasts', '"again": lasts'),
             ('"again": (firsts', '"last": (firsts'),
         ),
-        says="which would have given it",
+        says="With this mistake, call",
         loses=BETWEEN,
     ),
     Wrong(
@@ -1585,7 +1585,7 @@ WRONG["03.f1"] += [
     Wrong(
         "1 where nothing is there",
         altered("03.f1", ("if both else 0.0", "if both else 1.0")),
-        says="where F1 would divide by 0, it is 0 here",
+        says="is 1, but nothing is positive: if F1 would divide by 0, return 0",
         loses=("a rank without samples, a class without positives",),
     ),
 ]

@@ -189,7 +189,7 @@ WRONG = {
             "not even the last ones",
         ),
         Wrong("steps for the mean, and no look at the fullest", buckets(fits="True"),
-              "Look at the fullest, and take one more step", WITHIN),
+              "the fullest rank does not. Check the fullest one, and take one more step", WITHIN),
         Wrong("the budget of all ranks together", buckets(steps="-(-sum(lengths) // budget)"),
               "The budget is for one rank", AS_MANY),
         Wrong("two steps more, to be safe",
@@ -300,7 +300,7 @@ def work_queue(store, tokens, gradient, zeros):
     dist.all_reduce(zeros)
     return zeros / sum(tokens)
 """,
-            "No rank has to assign texts",
+            "messages. The store has the counter, so no rank has to assign texts",
             ONE_SUM,
         ),
         Wrong(
@@ -743,7 +743,7 @@ WRONG["04.attention_buckets"] = [
         "task 1's answer, with the first budget",
         altered("04.token_buckets", ("def token_buckets(lengths, budget, epoch, seed):",
                 "def attention_buckets(lengths, budgets, epoch, seed):\n    budget = budgets[0]")),
-        says="pairs, and",
+        says="pairs, but",
         loses=PAIRS,
     ),
     Wrong(
@@ -751,20 +751,20 @@ WRONG["04.attention_buckets"] = [
         altered("04.token_buckets", ("def token_buckets(lengths, budget, epoch, seed):",
                 "def attention_buckets(lengths, budgets, epoch, seed):\n    budget = budgets[1]\n"
                 "    lengths = [n * n for n in lengths]")),
-        says="tokens, and",
+        says="tokens, but",
         loses=TOKENS,
     ),
     Wrong(
         "no limit for pairs",
         attention((FITS, "sum(lengths[i] for i in batch) <= room")),
-        says="pairs, and",
+        says="pairs, but",
         loses=PAIRS,
     ),
     Wrong(
         "the steps that the mean rank needs",
         attention(("while not all(fits(batch) for parts in assigned for batch in parts):",
                    "while False:")),
-        says="but the fullest does not",
+        says="the fullest rank does not. Check the fullest one, and take one more step",
         loses=TOKENS,
     ),
     Wrong(
@@ -802,7 +802,7 @@ WRONG["04.attention_buckets"] = [
         loses=EQUAL_PAIRS,
     ),
     Wrong(
-        "sorted by length",
+        "ones share a batch in every epoch. Shuffle first, then sort within a step",
         attention(("order = torch.randperm(len(lengths), generator=generator).tolist()",
                    "order = sorted(range(len(lengths)), key=lengths.__getitem__)")),
         says="exactly the same batches",

@@ -128,7 +128,7 @@ WRONG = {
         Wrong(
             "the parameter is reduced",
             hooks("dist.all_reduce(parameter.data)"),
-            says="A post-accumulate hook is given the parameter",
+            says="A post-accumulate hook receives the parameter itself: average its .grad",
             loses=MEAN,
         ),
         Wrong(
@@ -137,7 +137,7 @@ WRONG = {
         Wrong(
             "divided and never added up",
             hooks("parameter.grad /= dist.get_world_size()"),
-            says="and never added up",
+            says="by the number of ranks, but was not added up before backward() returned",
             loses=MEAN,
         ),
         Wrong(
@@ -178,7 +178,7 @@ def average_when_ready(model):
     first = next(p for p in model.parameters() if p.requires_grad)
     first.register_post_accumulate_grad_hook(average)
 """,
-            says="Here each one travels alone",
+            says="gradients. Send each one alone, as soon as it is ready",
             loses=READY,
         ),
         Wrong(
@@ -200,7 +200,7 @@ def average_when_ready(model):
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(average)
 """,
-            says="some travel more than once",
+            says="some were sent more than once",
             loses=READY,
         ),
         Wrong(
@@ -218,7 +218,7 @@ def average(parameter):
     dist.all_reduce(parameter.grad)
     parameter.grad /= dist.get_world_size()
 """,
-            says="some travel more than once",
+            says="some were sent more than once",
             loses=ODD,
         ),
         Wrong(
@@ -237,7 +237,7 @@ def average_when_ready(model):
             parameter.register_post_accumulate_grad_hook(average)
     DONE.append(model)
 """,
-            says="in model 2 is the rank's own",
+            says="in model 2 is still the rank's own",
             loses=MEAN,
         ),
         Wrong(
@@ -290,7 +290,7 @@ def average_when_ready(model):
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(collect)
 """,
-            says="had sent 0 elements and could have sent 54",
+            says="had sent 0 elements, but could have sent 54",
             loses=READY,
         ),
     ],
@@ -316,7 +316,7 @@ def average_when_ready(model):
         Wrong(
             "not ready for a second step",
             buckets(again="pass"),
-            "in step 2 is the rank's own",
+            "in step 2 is still the rank's own",
             MEAN,
         ),
         Wrong("the sum", buckets(divide="pass"), "is the sum over the ranks", MEAN),
@@ -347,7 +347,7 @@ def average_when_ready(model):
                 "        while ready.next",
                 "        while not any(waiting) and ready.next",
             ),
-            says="had sent 0 elements and could have sent 36",
+            says="had sent 0 elements, but could have sent 36",
             loses=RIGHT_BUCKETS,
         ),
         Wrong(
@@ -355,13 +355,13 @@ def average_when_ready(model):
             buckets().replace(
                 "parameter.numel() > limit", "parameter.numel() > limit / parameter.itemsize"
             ),
-            says="those of a limit in bytes. Here it counts elements",
+            says="as if `limit` were bytes. It counts elements",
             loses=RIGHT_BUCKETS,
         ),
         Wrong(
             "a bucket is never quite full",
             buckets().replace("parameter.numel() > limit", "parameter.numel() >= limit"),
-            says="may hold exactly as many as the limit",
+            says="a bucket may hold exactly `limit` elements",
             loses=RIGHT_BUCKETS,
         ),
         Wrong(
@@ -383,9 +383,9 @@ def average_when_ready(model):
     ],
     "05.overlap": [
         Wrong(
-            "the hook waits",
+            "continue until the call is complete. Until when can you put off waiting?",
             overlap("dist.all_reduce(parameter.grad)\nparameter.grad /= world"),
-            says="the hook waits",
+            says="continue until the call is complete. Until when can you put off waiting?",
             loses=HIDDEN,
         ),
         Wrong(
@@ -393,7 +393,7 @@ def average_when_ready(model):
             overlap(
                 "dist.all_reduce(parameter.grad, async_op=True).wait()\nparameter.grad /= world"
             ),
-            says="the hook waits",
+            says="continue until the call is complete. Until when can you put off waiting?",
             loses=HIDDEN,
         ),
         Wrong(
@@ -432,7 +432,7 @@ def average_when_ready(model):
         Wrong(
             "nobody waits",
             overlap("dist.all_reduce(parameter.grad, async_op=True)"),
-            says="a gradient was still under way",
+            says="was still in flight: wait for every Work before backward() returns",
             loses=MEAN,
         ),
         Wrong(
@@ -456,7 +456,7 @@ def average_when_ready(model):
                 "pending.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))\n"
                 "parameter.grad /= world"
             ).replace("            parameter.grad /= world\n        pending", "        pending"),
-            says="while its all-reduce is under way",
+            says="so the value is undefined. Divide before the call, or after the wait",
             loses=MEAN,
         ),
         Wrong(
@@ -518,7 +518,7 @@ def overlap(model):
             no_sync()
             .replace("    silent = []\n", "")
             .replace("def with", "silent = []\n\n\ndef with"),
-            says="while another model's no_sync is on is the rank's own",
+            says="while another model's no_sync is on is still the rank's own",
             loses=NESTED,
         ),
         Wrong(
@@ -609,7 +609,7 @@ def with_no_sync(model):
         else:
             dist.all_reduce(torch.zeros(1))"""
             ),
-            says="and none is needed there",
+            says="calls under no_sync, but must send nothing there",
             loses=SILENT,
         ),
         Wrong(
@@ -1151,7 +1151,7 @@ WRONG["05.buckets"] += [
             "05.buckets",
             ("if held and held + parameter.numel() > limit:", "if held >= limit:"),
         ),
-        says="each was closed when it had reached the limit",
+        says="was closed after it had reached the limit. Close it before it gets larger",
         loses=("the right buckets, from the last layer to the first",),
     ),
     Wrong(
@@ -1215,7 +1215,7 @@ WRONG["05.rebuild"] = [
         "told in every backward",
         rebuilt(("            if not rebuilt:\n                rebuild()",
                  "            rebuild()")),
-        says="The order is told once, in the first",
+        says="Send the order once, in the first",
         loses=TOLD,
     ),
     Wrong(
@@ -1229,19 +1229,19 @@ WRONG["05.rebuild"] = [
     Wrong(
         "the last rank's order",
         rebuilt(("src=0", "src=world - 1")),
-        says="The order of rank 0 is asked for",
+        says="sends its order. Use the order of rank 0",
         loses=TOLD,
     ),
     Wrong(
         "the last to arrive come first",
         rebuilt(("for index in order.tolist())", "for index in order.tolist()[::-1])")),
-        says="Fill them in the order of arrival",
+        says="came first are in the last one. Fill the buckets in the order of arrival",
         loses=ARRIVAL,
     ),
     Wrong(
         "a bucket is closed when it has reached the limit",
         rebuilt(("if held and held + p.numel() > limit", "if held >= limit")),
-        says="when it had reached the limit",
+        says="was closed after it had reached the limit. Close it before it gets larger",
         loses=ARRIVAL,
     ),
     Wrong(
@@ -1254,7 +1254,7 @@ WRONG["05.rebuild"] = [
     Wrong(
         "what has arrived is kept for the next backward",
         rebuilt(("            arrived.clear()\n", "")),
-        says="each travels once",
+        says="send each once",
         loses=TOLD,
     ),
     Wrong(
@@ -1367,7 +1367,7 @@ WRONG["05.buckets"] += [
             ),
             ("buckets[-1].append(parameter)", "room[0].append(parameter)"),
         ),
-        says="those before it are closed",
+        says="an earlier bucket. Once a new bucket is started, do not fill earlier ones",
         loses=RIGHT_BUCKETS,
     ),
 ]

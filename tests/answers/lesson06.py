@@ -137,7 +137,7 @@ WRONG = {
         Wrong(
             "what the mean lacks is kept",
             top_k(left="left = total - mean"),
-            says="a rank subtracts what it has sent itself",
+            says="this rank's total minus the mean. Subtract what this rank itself has sent",
             loses=KEPT,
         ),
         Wrong(
@@ -149,7 +149,7 @@ WRONG = {
         Wrong(
             "chosen from the gradient",
             top_k(choose="gradient.flatten().abs()"),
-            says="choose among gradient + residual",
+            says="lacks the largest entries of the gradient. Choose among gradient + residual",
             loses=KEPT,
         ),
         Wrong(
@@ -188,7 +188,7 @@ WRONG = {
         Wrong(
             "a world of 2",
             top_k(collect=COLLECT.replace("mean /= world", "mean /= min(world, 2)")),
-            says="Ask how many ranks there are",
+            says="is half of the sum. Use dist.get_world_size()",
             loses=SENT,
         ),
         Wrong(
@@ -208,7 +208,7 @@ WRONG = {
                     "    mean /= times.clamp(min=1)",
                 )
             ),
-            says="divides a place by the ranks that sent it",
+            says="divides each place by the number of ranks that sent it. Divide by all ranks",
             loses=SENT,
         ),
         Wrong(
@@ -305,7 +305,7 @@ def int8_mean(gradient):
         Wrong(
             "a world of 2",
             int8_mean(add="mean = (parts * gather(scale.view(1))).sum(0) / min(world, 2)"),
-            says="Ask how many ranks there are",
+            says="is half of the sum. Use dist.get_world_size()",
             loses=HOPS,
         ),
         Wrong(
@@ -756,7 +756,7 @@ WRONG["06.local_sgd"] += [
              "                p.grad /= world\n"
              "        optimizer.step()\n        optimizer.zero_grad()"),
         ),
-        says="the weights have moved apart",
+        says="but weights are not. Each rank steps alone, so the weights differ by now",
     ),
     Wrong(
         "gradients are averaged in place of weights, after the last step too",
@@ -765,7 +765,7 @@ WRONG["06.local_sgd"] += [
             "            average([p.grad for p in parameters])",
             when="False",
         ),
-        says="the weights have moved apart",
+        says="but weights are not. Each rank steps alone, so the weights differ by now",
         loses=WEIGHTS,
     ),
     Wrong(
@@ -852,7 +852,7 @@ WRONG["06.top_k_momentum"] = [
     Wrong(
         "the largest of the velocity",
         momentum(("places = total.abs()", "places = velocity.flatten().abs()")),
-        says="choose among all that the rank holds",
+        says="the largest entries of the velocity. Choose among all that the rank holds",
         loses=ADD_UP,
     ),
     Wrong(

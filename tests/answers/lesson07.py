@@ -199,7 +199,7 @@ WRONG = {
         Wrong(
             "the server's own gradient only",
             server(push="pass", step="shard -= rate * mine[rank]"),
-            "took on each server the gradient of that rank alone",
+            "each server only that rank's own gradient: push to the other servers, too",
         ),
         Wrong("pulled while pushes are missing", PARTIAL, "answers when all ranks have pushed"),
         Wrong(
@@ -208,8 +208,10 @@ WRONG = {
                    "weights[rank] += rate * pushes.mean(0)"),
             "are the weights before the step",
         ),
-        Wrong("the sum", server(step="shard -= rate * pushes.sum(0)"), "takes their mean"),
-        Wrong("a rate of 1", server(step="shard -= pushes.mean(0)"), "`rate` is handed in"),
+        Wrong("the sum", server(step="shard -= rate * pushes.sum(0)"),
+            "used the sum of the gradients; SGD in lockstep uses their mean"),
+        Wrong("a rate of 1", server(step="shard -= pushes.mean(0)"),
+            "used the mean with a rate of 1: multiply by `rate`"),
         Wrong("up the gradient", server(step="shard += rate * pushes.mean(0)"), "not down"),
         Wrong(
             "no message at all",
@@ -233,7 +235,7 @@ WRONG = {
         Wrong(
             "the shard stays",
             server(step="shard = shard - rate * pushes.mean(0)"),
-            "What rank 0 returned in step 2 began at the shard before step 1",
+            "What rank 0 returned in step 2 began from the shard before step 1",
         ),
         Wrong(
             "the shard is not the state",
@@ -295,7 +297,7 @@ WRONG = {
         Wrong(
             "only the caller is answered",
             clock(then="may = [w for w in may if w == caller]\nself.waiting = []"),
-            "forgets the workers that wait",
+            "forgets the waiting workers",
             HELD,
         ),
         Wrong(
@@ -656,13 +658,13 @@ WRONG["07.update_bound"] = [
     Wrong(
         "the updates since the pull alone",
         updates((SUM, "age > self.bound")),
-        "not those that may still come first",
+        "that may still come: each other worker in flight can push before this one",
         YOUNG,
     ),
     Wrong(
         "no more than the bound in flight",
         updates((SUM, "len(self.pulled) > self.bound")),
-        "grows older while others come and go",
+        "pulls: a slow worker's gradient grows older while others push and pull",
         YOUNG,
     ),
     Wrong(
@@ -674,7 +676,7 @@ WRONG["07.update_bound"] = [
     Wrong(
         "the one that begins is forgotten",
         updates((SUM, "age + len(self.pulled) - 1 > self.bound")),
-        "is itself one more in flight",
+        "The worker that begins is in flight too, so it counts for all the others",
         YOUNG,
     ),
     Wrong(
@@ -702,7 +704,7 @@ WRONG["07.update_bound"] = [
              "default=self.updates) + len(self.pulled)\n        while self.waiting:"),
             (SUM, "not room"),
         ),
-        "each one that begins is in flight for the next",
+        "begin. Each worker that begins is in flight when you check the next one",
         YOUNG,
     ),
     Wrong(

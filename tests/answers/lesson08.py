@@ -130,7 +130,7 @@ WRONG = {
         Wrong(
             "parameters of 4 bytes in mixed precision",
             state().replace("parameters = number", "parameters = 4"),
-            says="the parameters that compute take 2 bytes",
+            says="In mixed precision the parameters used in forward take 2 bytes",
             loses=MIXED,
         ),
         Wrong(
@@ -209,7 +209,7 @@ WRONG = {
         Wrong(
             "strictly less",
             world(SEARCH.replace("<=", "<")),
-            says="to the last byte is enough",
+            says="One rank fewer fits as well: memory may be used to the last byte",
             loses=EXACT,
         ),
         Wrong(
@@ -217,7 +217,7 @@ WRONG = {
             world(
                 SEARCH.replace("range(1, 1025)", "[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]")
             ),
-            says="any number of ranks is a world",
+            says="A smaller world fits as well: N need not be a power of two",
             loses=SMALLEST,
         ),
         Wrong(
@@ -247,13 +247,13 @@ WRONG["08.which_program"] = [
     Wrong(
         "the first world size alone",
         program(measured="list(measured.items())[:1]"),
-        says="half the elements take as much as elements of half the size",
+        says="bytes as elements of half the size. The other world sizes tell them apart",
         loses=TWINS,
     ),
     Wrong(
         "the first and the last world size",
         program(measured="[list(measured.items())[0], list(measured.items())[-1]]"),
-        says="this cut leaves as much as another one",
+        says="as many elements as another one. The other world sizes tell them apart",
         loses=TWINS,
     ),
     Wrong(
@@ -266,19 +266,19 @@ WRONG["08.which_program"] = [
     Wrong(
         "the dtype is never looked at",
         program(program='stage, "float32", cut if stage else None'),
-        says="what does one of them take?",
+        says="by the elements of the fullest rank: how many bytes does one of them take?",
         loses=DTYPE,
     ),
     Wrong(
         "a flat range, whatever is measured",
         program(program='stage, dtype, "flat" if stage else None'),
-        says="Cut as you say, the fullest rank has",
+        says="elements, which does not fit these bytes",
         loses=CUT,
     ),
     Wrong(
         "within a percent",
         program(same="abs(held - size * n) <= 0.01 * held"),
-        says="this cut leaves as much as another one",
+        says="as many elements as another one. The other world sizes tell them apart",
         loses=CUT,
     ),
     Wrong(
@@ -495,7 +495,7 @@ WRONG["08.state_bytes"] += [
     Wrong(
         "nothing where parameters are fewer than ranks",
         altered("08.state_bytes", (CEIL, f"{CEIL} if num_params >= world else 0")),
-        says="also of fewer parameters than ranks somebody holds one",
+        says="whole elements: of fewer parameters than ranks, some rank still holds one",
         loses=UNEVEN,
     ),
     Wrong(

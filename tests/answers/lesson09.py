@@ -55,13 +55,13 @@ WRONG = {
         Wrong(
             "dealt in turn",
             owners("return [i % world for i in range(len(sizes))]"),
-            says="but not as many elements",
+            says="The ranks own equally many parameters (",
             loses=BALANCED,
         ),
         Wrong(
             "as many parameters to each, in a row",
             owners("return [i * world // len(sizes) for i in range(len(sizes))]"),
-            says="but not as many elements",
+            says="The ranks own equally many parameters (",
             loses=BALANCED,
         ),
         Wrong(
@@ -81,7 +81,7 @@ WRONG = {
                 "        owners.append(loads.index(min(loads)))\n"
                 "        loads[owners[-1]] += size\n    return owners"
             ),
-            says="Owner i must be that of sizes[i]",
+            says="the largest to the smallest. Owner i must own the parameter of sizes[i]",
             loses=BALANCED,
         ),
         Wrong(
@@ -99,7 +99,7 @@ WRONG = {
         Wrong(
             "parameters without an owner",
             owners("return [i if i < world else -1 for i in range(len(sizes))]"),
-            says="nobody would update that parameter",
+            says="is not a rank: no rank would update that parameter",
             loses=OWNED,
         ),
         Wrong(
@@ -145,7 +145,7 @@ class ZeRO1:
                 update="gathered = all_gather(self.shard.detach())\n        self.optimizer.step()",
                 gather="gathered",
             ),
-            says="nothing has moved",
+            says="have not changed. Do you copy the updated shards back into them?",
             loses=PLAIN,
         ),
         Wrong(
@@ -160,7 +160,7 @@ class ZeRO1:
                 "        sizes =",
             )
             .replace("pass", "p.copy_(new.view_as(p))"),
-            says="is what the owners updated gathered afterwards",
+            says="Which rank owns them, and do you gather the owners' updates afterwards?",
             loses=PLAIN,
         ),
         Wrong(
@@ -189,7 +189,7 @@ class ZeRO1:
             for p, new in zip(self.parameters, whole.split([p.numel() for p in self.parameters])):
                 p.copy_(new.view_as(p))
 """,
-            says="Who owns them",
+            says="Which rank owns them, and do you gather the owners' updates afterwards?",
             loses=PLAIN,
         ),
         Wrong(
@@ -198,7 +198,7 @@ class ZeRO1:
                 reduce="(dist.all_reduce(gradient), gradient)[1].chunk(self.world)[self.rank] "
                 "/ self.world"
             ),
-            says="what an all-reduce alone costs",
+            says="Sending gradients to their owners and parameters back to all ranks takes",
             loses=TRAFFIC,
         ),
         Wrong(
@@ -292,7 +292,7 @@ WRONG["09.muon"] = [
             reduce="update = newton_schulz(gradients[i]); dist.all_reduce(update)",
             update="matrices[i] -= lr * update / world",
         ),
-        says="average the gradients first",
+        says="rank orthogonalised alone. Average the gradients first, then orthogonalise",
         loses=MATRICES,
     ),
     Wrong(
@@ -329,7 +329,7 @@ WRONG["09.muon"] = [
             "momenta[i] = mean if momenta[i] is None else 0.95 * momenta[i] + mean",
             update="matrices[i] -= lr * momenta[i]",
         ),
-        says="before anything is orthogonalised",
+        says="to the momentum that is in momenta[i], and orthogonalise only the result",
         loses=MATRICES,
     ),
     Wrong(
@@ -654,7 +654,7 @@ WRONG["09.shard_owners"] += [
             "KEPT = {}\n\n\ndef shard_owners(sizes):\n"
             "    return KEPT.setdefault(len(sizes), solution(sizes))\n",
         ),
-        says="in another order",
+        says="the largest to the smallest. Owner i must own the parameter of sizes[i]",
         loses=("balanced by elements",),
     )
 ]

@@ -79,9 +79,9 @@ WRONG = {
             loses=MEAN,
         ),
         Wrong(
-            "the whole gradient",
+            "is the full gradient; the shard has",
             shard(reduce="(dist.all_reduce(flat), flat / world)[1][: parameter.numel()]"),
-            says="is the whole gradient",
+            says="is the full gradient; the shard has",
             loses=MEAN,
         ),
         Wrong(
@@ -93,7 +93,7 @@ WRONG = {
         Wrong(
             "the second backward replaces the first",
             shard(keep="shard"),
-            says="add to what is there",
+            says="holds only the second backward's gradient: add to the existing shard",
             loses=ADDS,
         ),
         Wrong(
@@ -211,13 +211,13 @@ def shard_gradients(model):
         Wrong(
             "replicated parameters not scaled",
             clip(scaled="shards"),
-            says="`replicated` are as long as before",
+            says="`replicated` were not scaled",
             loses=ONCE,
         ),
         Wrong(
             "always scaled",
             clip(factor="max_norm / norm"),
-            says="though they are short enough",
+            says="gradients were scaled, although their norm is at most max_norm",
             loses=SHORT,
         ),
         Wrong(
@@ -233,7 +233,7 @@ def shard_gradients(model):
                 "    for tensors in (shards, replicated):\n"
                 "        tensors[:] = [tensor * factor for tensor in tensors]\n",
             ),
-            says="`shards` are as long as before; scale all in place",
+            says="`shards` were not scaled",
             loses=NORM,
         ),
         Wrong(
@@ -323,13 +323,13 @@ WRONG["10.keep_whole"] = [
     Wrong(
         "the bucket in flight forgotten",
         keep(fits="4 * sum(held) <= budget"),
-        says="A sharded bucket is whole, too, until it is reduced",
+        says="until it is reduced, in addition to the shards of earlier micro-batches",
         loses=FITS,
     ),
     Wrong(
         "the largest bucket always in flight",
         keep(fits="4 * (sum(held) + max(sizes)) <= budget"),
-        says="also lower what is in flight",
+        says="it needs no second buffer. For which buckets does this lower the peak?",
         loses=FEWEST,
     ),
     Wrong(
@@ -651,7 +651,7 @@ WRONG["10.clip_shards"] += [
         "the square is compared with the limit",
         altered("10.clip_shards", ("factor = (max_norm / norm).clamp(max=1.0)",
                                    "factor = max_norm / norm if square > max_norm else 1.0")),
-        says="are as long as before",
+        says="were not scaled; scale all of them in place",
     )
 ]  # fmt: skip
 
@@ -668,7 +668,7 @@ WRONG["10.clip_shards"] += [
                 "factor = max_norm / norm if norm > 1.01 * max_norm else 1.0",
             ),
         ),
-        says="are as long as before",
+        says="were not scaled; scale all of them in place",
         loses=NORM,
     ),
 ]

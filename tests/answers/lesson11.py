@@ -186,7 +186,7 @@ WRONG = {
         dist.broadcast(shard, source)
         return shard
 """,
-            says="One all_gather brings a unit back",
+            says="One all_gather is enough for a unit",
             loses=ONE_GATHER,
         ),
         Wrong(
@@ -316,10 +316,15 @@ def shard_blocks(model):
         Wrong(
             "kept whole after forward",
             zero3(after_forward="pass", before_backward="pass"),
-            says="blocks were whole",
+            says="each after its forward and after its backward; two at once are allowed",
             loses=WHOLE,
         ),
-        Wrong("not freed after backward", zero3(after_backward="pass"), "blocks were whole", WHOLE),
+        Wrong(
+            "not freed after backward",
+            zero3(after_backward="pass"),
+            "each after its forward and after its backward; two at once are allowed",
+            WHOLE,
+        ),
         Wrong(
             "freed at the first gradient of a block",
             zero3().replace(
@@ -402,7 +407,7 @@ def shard_blocks(model):
                 "for unit in units:\n        unit.gather().wait()\n"
                 "        x = unit.compute(x)\n        unit.free()"
             ),
-            says="its gather began afterwards",
+            says="because the next gather began afterwards. Start it before you compute",
             loses=HIDDEN,
         ),
         Wrong(
@@ -1026,7 +1031,7 @@ WRONG["11.shared_blocks"] = [
     Wrong(
         "one block less than there is room for",
         shared(full="len(unsharded) == max(1, room - 1)"),
-        says="gathers, and",
+        says="gathers, but",
         loses=FEWEST,
     ),
     Wrong(

@@ -133,7 +133,7 @@ WRONG = {
                 ask="flag = (~square.isfinite()).float()\n    dist.all_reduce(square)\n"
                 "    dist.all_reduce(flag, op=dist.ReduceOp.MIN)\n    finite = not flag"
             ),
-            says="One such rank must be enough to stop all of them",
+            says="nan. One such rank must stop all of them. Does your collective tell them?",
         ),
         Wrong(
             "only the rank that saw it halves its scale",
@@ -156,7 +156,7 @@ WRONG = {
         Wrong(
             "never unscaled",
             agree(unscale="pass"),
-            says="it still had the scale",
+            says="their norm was smaller: they still had the scale, or were lengthened",
         ),
         Wrong(
             "unscaled twice",
@@ -188,7 +188,7 @@ WRONG = {
                 overflow="[g.zero_() for g in gradients]\n        optimizer.step()\n"
                 '        scaler["scale"], scaler["good_steps"] = scaler["scale"] / 2, 0'
             ),
-            says="momentum moves them even when gradients are 0",
+            says="a step that must be skipped: momentum moves them even if gradients are 0",
         ),
         Wrong(
             "gradients all-reduced to see whether they are finite",
@@ -203,7 +203,7 @@ WRONG = {
         Wrong(
             "squares in float32",
             agree(wide="torch.float32"),
-            says="did not step, and all gradients of all ranks were finite",
+            says="did not step, although all gradients of all ranks were finite",
             loses=SIZE,
         ),
         Wrong(
@@ -232,7 +232,7 @@ WRONG = {
         Wrong(
             "always made as long as the limit",
             agree(norm="square.sqrt()).clamp(max=1e30) * (torch.ones(())"),
-            says="or was lengthened",
+            says="their norm was smaller: they still had the scale, or were lengthened",
         ),
         Wrong(
             "a flag for each rank",
@@ -243,7 +243,7 @@ WRONG = {
                 "    dist.all_reduce(flags)\n"
                 "    finite, square = not flags[:-1].any(), flags[-1]"
             ),
-            says="no rank needs to know which one it was",
+            says="rank needs the gradients of the others, or which of them had the overflow",
             loses=ONE,
         ),
         Wrong(
@@ -275,7 +275,7 @@ WRONG = {
         Wrong(
             "the sum",
             hybrid(reduce=RIGHT_HYBRID["reduce"].replace("total /= self.world", "pass")),
-            says="by the sum over the ranks",
+            says="with the sum over the ranks",
             loses=NODES,
         ),
         Wrong(
@@ -283,7 +283,7 @@ WRONG = {
             hybrid(
                 reduce="total = self.padded(gradient).chunk(self.node)[dist.get_rank() % self.node]"
             ),
-            says="by the rank's own gradient",
+            says="with the rank's own gradient",
             loses=NODES,
         ),
         Wrong(
@@ -329,7 +329,7 @@ class Hybrid:
         total = reduce_scatter(self.padded(gradient), dist.group.WORLD)
         self.shard -= lr * (total / self.world)
 """,
-            says="is one of as many as there are ranks",
+            says="Cut into G parts: the ranks of one node together hold the full model",
             loses=NODES,
         ),
         Wrong(
@@ -435,13 +435,13 @@ class Hybrid:
         Wrong(
             "rank 0's scales for all",
             int8(meet="scales = scales[:1]"),
-            says="its steps met the scales of rank 0",
+            says="its steps were multiplied by the scales of rank 0",
             loses=HALF,
         ),
         Wrong(
             "the own scales for all",
             int8(meet="scales = scales[dist.get_rank()].unsqueeze(0)"),
-            says="its steps met the scales of rank 3",
+            says="its steps were multiplied by the scales of rank 3",
             loses=HALF,
         ),
         Wrong(
@@ -475,7 +475,7 @@ def gather_int8(shard, block):
                 scales="(rows.abs().amax(1, keepdim=True) / 128).float()",
                 steps="(rows / scales.clamp(min=1e-30)).round().to(torch.int8)",
             ),
-            says="half a step is the most",
+            says="half a step is allowed",
             loses=HALF,
         ),
         Wrong(
@@ -545,7 +545,7 @@ def gather_int8(shard, block):
         Wrong(
             "scales of at least 1e-6",
             int8(scales="(rows.abs().amax(1, keepdim=True) / 127).float().clamp(min=1e-6)"),
-            says="half a step is the most",
+            says="half a step is allowed",
             loses=ODD,
         ),
     ],
@@ -748,7 +748,7 @@ WRONG["12.agree_on_overflow"] += [
             ("factor = (max_norm / square.sqrt()).clamp(max=1.0)",
              "factor = max_norm / square.sqrt() if square > max_norm else 1.0"),
         ),
-        says="as long as the limit, and the gradient is shorter",
+        says="their norm was smaller: they still had the scale, or were lengthened",
         loses=("huge gradients, and nearly long ones",),
     ),
     Wrong(
@@ -848,7 +848,7 @@ WRONG["12.int8_gather"] += [
     Wrong(
         "scales of at least 1e-8",
         altered("12.int8_gather", ("/ 127).float()", "/ 127).float().clamp(min=1e-8)")),
-        says="all of the block came as zeros",
+        says="the full block arrived as zeros",
         loses=ODD,
     ),
     Wrong(

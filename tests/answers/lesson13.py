@@ -214,13 +214,13 @@ class Checkpoints:
         Wrong(
             "the pointer before the data",
             save(POINT, WRITE, MEET, MEET, CLEAN_UP),
-            says="The pointer comes after a barrier",
+            says="Write the pointer after a barrier",
             loses=KILLS,
         ),
         Wrong(
             "the pointer after the own part",
             save(WRITE, POINT, MEET, CLEAN_UP),
-            says="The pointer comes after a barrier",
+            says="Write the pointer after a barrier",
             loses=KILLS,
         ),
         Wrong(
@@ -304,7 +304,7 @@ class Checkpoints:
                     "else None",
                 )
             ),
-            says="Then load() met",
+            says="Then load() raised",
             loses=KILLS,
         ),
     ],
@@ -318,7 +318,7 @@ class Checkpoints:
         Wrong(
             "padding is kept",
             WHOLE.format(cut="", more=" + [len(flat) - total]", flat="flat = flat[: new * M]"),
-            says="has padding of the old shards in it",
+            says="contains padding of the old shards: only the elements of the names are data",
             loses=PARAMETERS,
         ),
         Wrong(
@@ -349,7 +349,7 @@ def reshard(read, keys, saved, world, names):
             WHOLE.format(
                 cut="[:total]", more="", flat="flat = torch.cat([parts[name] for name in names])"
             ),
-            says="read the ranges that lie in it",
+            says=": read only the ranges that lie in it, from the ranks that have them",
             loses=READS,
         ),
         Wrong(
@@ -361,7 +361,7 @@ def reshard(read, keys, saved, world, names):
         Wrong(
             "the order of the names lost",
             reshard(names="saved"),
-            says="is in the order in which it was saved",
+            says="is in the order of the save: put each name at its new place",
             loses=ORDER,
         ),
         Wrong(
@@ -372,7 +372,7 @@ def reshard(read, keys, saved, world, names):
     me = min(dist.get_rank(), world - 1)
     return {key: read(me, key, 0, old) for key in keys}
 """,
-            says="is the shard that the old rank of this number had",
+            says="is the shard of the old rank with this number",
             loses=PARAMETERS,
         ),
         Wrong(
@@ -484,7 +484,7 @@ def reshard(read, keys, saved, world, names):
         Wrong(
             "saving draws a number",
             resume(before="torch.rand(1)"),
-            says="changed the random generator: saving only looks",
+            says="changed the random generator: save() must only read",
             loses=QUIET,
         ),
         Wrong(
@@ -869,7 +869,7 @@ def newest_complete(folders, read):
     Wrong(
         "each rank its own newest",
         search(call=""),
-        says="They must agree, so each needs what the others have found",
+        says="They must agree, so each rank needs the results of the others",
     ),
     Wrong(
         "the sum over ranks",
@@ -941,7 +941,7 @@ def newest_complete(folders, read):
     Wrong(
         "every rank reads every manifest",
         search(**ALONE),
-        says="once is enough, by one of them",
+        says="one read by one of them is enough",
         loses=MANIFESTS,
     ),
     Wrong(

@@ -82,7 +82,7 @@ def _state_values(seen: Observed) -> str | None:
                 cure = _state_cure(kind, value, model, optimizer, held[kind])
                 return f"{_state_says(state)}: {kind}: {cure}"
     if got["changed"]:
-        return "Model or optimizer are not what they were. Only look at them."
+        return "The model or the optimizer has changed. Only read them."
     return None
 
 
@@ -102,26 +102,26 @@ def _state_cure(kind: str, value: float | None, model: Any, optimizer: Any, righ
     table = [  # (kind, the value that the mistake gives, what it is)
         (kind, elements, "that is the number of elements. How many bytes does one take?"),
         (kind, 4 * elements, "you took 4 bytes for each element; this model's differ in dtype."),
-        ("parameters", right + twice, "a weight that two layers share lies in memory once; you "
-         "counted it twice."),
-        ("parameters", right + sum(b.nbytes for b in model.buffers()), "the buffers are none of "
-         "the three."),
+        ("parameters", right + twice,
+         "a weight that two layers share is in memory once; you counted it twice."),
+        ("parameters", right + sum(b.nbytes for b in model.buffers()),
+         "you counted the buffers too."),
         ("parameters", sum(p.nbytes for p in unique if p.requires_grad), "a frozen parameter "
          "takes memory, too."),
-        ("gradients", sum(p.nbytes for p in unique), "you counted one for each parameter, and not "
-         "each has one now."),
+        ("gradients", sum(p.nbytes for p in unique),
+         "you counted one for each parameter, but some parameters have none now."),
         ("optimizer", right - counters, "you left out AdamW's step counters, a number for each "
          "tensor."),
-        ("optimizer", 2 * sum(p.nbytes for p in unique), "you took two numbers for each parameter. "
-         "Ask this optimizer what it keeps."),
+        ("optimizer", 2 * sum(p.nbytes for p in unique),
+         "you counted two numbers for each parameter. Look into this optimizer's state."),
     ]  # fmt: skip
     for about, candidate, words in table:
         if kind == about and value == candidate != right:
             return words
     if kind == "optimizer" and not states and value:
-        return "it has taken no step yet, and holds nothing before its first."
+        return "this optimizer has not taken a step yet, so it keeps nothing."
     more = "too many" if value > right else "too few"
-    return f"{value:,.0f} bytes are {more}. Look at the tensors that are there."
+    return f"{value:,.0f} bytes are {more}. Count the tensors that exist."
 
 
 STATE_BYTES = Task(
@@ -159,7 +159,8 @@ def _accumulate_cases(rng: torch.Generator) -> list[Case]:
     def model(
         batches: list[tuple[int, int]], loss: str = "mse", dtype: Any = torch.float32, *more: int
     ) -> dict[str, Any]:
-        """batches: (samples, micro batch) of each. more: dimensions of a sample beside the last."""
+        """batches: (samples, micro batch) of each. more: dimensions of a sample besides the "
+        "last."""
 
         def draw(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=rng).to(dtype)
@@ -230,7 +231,9 @@ def _accumulate_values(seen: Observed) -> str | None:
         if got["changed"]:
             return f"{says}: {got['changed'][0]} has changed."
         if not got["modes"]:
-            return "The model was left in another mode: train() and eval() are the caller's to set."
+            return (
+                "The model is in another mode than before. Leave train() and eval() to the caller."
+            )
         if any(gradient is None for gradient in got["gradients"]):
             return f"{says}: a parameter has no gradient at the end."
         right = _gradients(mine, batch, [(slice(None), 1.0)])
@@ -249,13 +252,14 @@ def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: li
     lengths = [part.stop - part.start for part in parts]
     full, last = parts[: total // micro], parts[-1]
     table: list[tuple[str, list[tuple[slice, float]]]] = [
-        ("the parts' gradients are added up, and each is of a mean: the sum is too large.",
+        ("backward adds up the parts' gradients. Each is the gradient of a mean, so the sum is "
+        "too large.",
          [(part, 1.0) for part in parts]),
-        ("every part got the same weight, and the last part has fewer samples.",
+        ("every part got the same weight, but the last part has fewer samples.",
          [(part, 1 / len(parts)) for part in parts]),
-        ("each part was weighted as if it were full, and the last part has fewer samples.",
+        ("each part was weighted as if it were full, but the last part has fewer samples.",
          [(part, micro / total) for part in parts]),
-        ("each part was weighted as if it were full, and the last part has fewer samples.",
+        ("each part was weighted as if it were full, but the last part has fewer samples.",
          [(part, 1 / micro) for part in parts]),
         ("only the last part is left: something cleared the gradients between the parts.",
          [(last, lengths[-1] / total)]),
@@ -267,7 +271,7 @@ def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: li
          [(part, 1 / max(1, len(full))) for part in full]),
     ]  # fmt: skip
     if _alike(got, [a + b for a, b in zip(right, before, strict=True)]):
-        return "the gradients of the step before are still in the sum: begin with none."
+        return "the gradients of the previous step are still in the sum: clear them first."
     for words, weighted in table:
         if weighted and _alike(got, _gradients(mine, batch, weighted)):
             return words
@@ -283,7 +287,7 @@ def _accumulate_memory(seen: Observed) -> str | None:
         if not samples:
             return f"{says}: nothing went through the model. Call model(part)."
         if samples > micro:
-            return f"{says}: a forward saw {samples} samples at once; only {micro} fit the memory."
+            return f"{says}: a forward saw {samples} samples at once; only {micro} fit into memory."
         if any(a == b == "forward" for (a, _), (b, _) in pairwise(events)):
             return (
                 f"{says}: a second forward began before the backward of the first: the activations "
@@ -294,8 +298,8 @@ def _accumulate_memory(seen: Observed) -> str | None:
         most = PARTS * rows * (HIDDEN + 3) * size + COPIES * weights
         if got["peak"] > most:
             return (
-                f"{says}: {got['peak']:,} bytes were held at once beside the weights, and one "
-                f"part takes less than {most:,}. What keeps the activations of the parts before?"
+                f"{says}: {got['peak']:,} bytes were held at once besides the weights, but one "
+                f"part takes less than {most:,}. What keeps the activations of the previous parts?"
             )
     return None
 
@@ -438,10 +442,10 @@ def _scaled_cure(step: int, got: dict, right: dict, before: list[torch.Tensor]) 
     if not right["stepped"] and any(moved):
         if not all(w.isfinite().all() for w in got["weights"]):
             return f"Step {step} wrote inf or nan into the weights: a gradient was not finite."
-        return f"Step {step} moved some weights. One bad gradient means no step for any of them."
+        return f"Step {step} changed some weights. If one gradient is bad, no weight may change."
     if not _alike(got["weights"], right["weights"]):
         if not any(moved):
-            return f"Step {step} was left out, and all its gradients were finite."
+            return f"Step {step} was skipped, although all its gradients were finite."
         return (
             f"After step {step} the weights are off. Was the gradient divided by the scale that "
             "the loss was multiplied with, once?"
@@ -470,14 +474,17 @@ def _scale_cure(step: int, got: dict, right: dict, before: float, interval: int)
             return f"After the overflow in step {step} the scale must be half of what it was."
         if right["scale"] == before:
             return (
-                f"The scale changed in step {step}, before {interval} good steps in a row. Does an "
-                "overflow start the count anew?"
+                f"The scale changed in step {step}, before {interval} good steps in a row. Does "
+                "an overflow set the count to 0?"
             )
-        return f"After step {step} and {interval} good steps in a row, it must be doubled."
+        return (
+            f"After step {step} the scale must be doubled: {interval} good steps in a row were "
+            "made."
+        )
     if number(got["good_steps"]) != right["good_steps"]:
         return f"After step {step} good_steps is {got['good_steps']}: count steps in a row."
     if number(got["interval"]) != interval:
-        return f"After step {step} the interval is {got['interval']}: it is not yours to change."
+        return f"After step {step} the interval is {got['interval']}: do not change it."
     return None
 
 
@@ -497,7 +504,7 @@ SCALED_STEP = Task(
         Criterion("the scale grows after good steps in a row", 1, _scaled_scale, on=("growth",)),
     ),
     hints=(
-        "Which gradients do you have to look at before you may touch the first weight?",
+        "Which gradients must you check before you may change the first weight?",
         "Unscale all, test all with `isfinite`, and only then decide. The decision is one for all.",
         "divide each .grad by scale; ok = all finite; if ok: optimizer.step(), good_steps += 1 and "
         "at the interval double and reset; else halve and reset. Clear the gradients, return ok.",
@@ -575,9 +582,9 @@ def _wrong_batch(question: dict[str, Any], got: Any) -> str | None:
     if batch == right:
         return None
     if batch < 0:
-        return f"It says {batch}. Where not even one sample fits, the answer is 0."
+        return f"It returned {batch}. If not even one sample fits, the answer is 0."
     name, budget = question["optimizer"], question["budget"]
-    told = f"With {name} and {budget:,} bytes it says {batch}"
+    told = f"With {name} and {budget:,} bytes it returned {batch}"
     size = max(question["peaks"])
     forgot = {other: _fitting({**question, "optimizer": other}) for other in STATES}
     if batch == budget * size // question["peaks"][size]:
@@ -588,7 +595,7 @@ def _wrong_batch(question: dict[str, Any], got: Any) -> str | None:
     if name == "SGD" and batch == forgot["AdamW"]:
         return f"{told}: weights and gradients are in the measured peak already."
     if batch == forgot["SGD"]:
-        return f"{told}: the first step fits, and the second has the optimizer's states, too."
+        return f"{told}: the first step fits, but the second one also holds the optimizer's states."
     if batch in forgot.values():
         other = next(other for other, fits in forgot.items() if fits == batch)
         return f"{told}, which is right for the states of {other}."

@@ -91,15 +91,15 @@ def _tree_value(seen: Observed, number: int) -> str | None:
     for rank, tensor in wrong:
         for other in range(seen.case.world):
             if other != rank and close(tensor, begun[other], bitwise=True):
-                return f"Rank {rank} has rank {other}'s tensor, and the root is rank {root}."
+                return f"Rank {rank} has rank {other}'s tensor, but the root is rank {root}."
     for rank, tensor in wrong:
         if close(tensor, begun[rank], bitwise=True):
             if "recv" in seen.ops(rank, f"call {number}"):
                 return (
-                    f"Rank {rank} received, and the tensor that it was handed is what it was: "
-                    "receive into that one; `tensor = ...` only gives the name to another."
+                    f"Rank {rank} received, but the tensor that it was given has not changed. "
+                    "Receive into that tensor; `tensor = ...` only gives its name to another one."
                 )
-            return f"Rank {rank} still has its own tensor: nobody sent it the root's."
+            return f"Rank {rank} still has its own tensor: no rank sent it the root's."
         return differs(tensor, begun[root], f"Rank {rank}'s tensor", bitwise=True)
     return None
 
@@ -157,13 +157,13 @@ def _tree_round(seen: Observed, number: int) -> str | None:
     sends = [seen.ops(rank, during).count("send") for rank in range(world)]
     if sends[root] == world - 1:
         return (
-            f"The root sends to all others, one after another: {needed} rounds. Whoever has the "
-            f"tensor can help: {least} rounds are enough."
+            f"The root sends to all others, one after another: {needed} rounds. Every rank that "
+            f"has the tensor can help: {least} rounds are enough."
         )
     if max(sends) == 1:
         return (
-            f"The tensor goes from one rank to the next: {needed} rounds. In every round, all that "
-            f"have it can send: {least} rounds are enough."
+            f"The tensor goes from one rank to the next: {needed} rounds. In every round, all "
+            f"ranks that have it can send: {least} rounds are enough."
         )
     return f"The broadcast takes {needed} rounds, and a tree needs {least}."
 
@@ -183,7 +183,7 @@ TREE = Task(
     ),
     hints=(
         "After one round two ranks have the tensor. How many can have it after the next?",
-        "Number the ranks from the root: (rank - root) % N. In round k, who sends to whom?",
+        "Number the ranks from the root: (rank - root) % N. In round k, which rank sends to which?",
         "For step = 1, 2, 4, ...: ranks below `step` send to rank + step if that is below N; ranks "
         "from `step` to 2 step - 1 receive from rank - step. Numbers as seen from the root.",
     ),
@@ -221,7 +221,7 @@ def _ring_value(seen: Observed, number: int) -> str | None:
         tensor = got["tensors"][number]
         mistakes = {
             "is the mean. An all-reduce with SUM gives the sum.": right / world,
-            "is what it began with: put the sum into the tensor that it was given.": parts[rank],
+            "has not changed: put the sum into the tensor that was given.": parts[rank],
         }
         if world > 1 and len(right) % world == 0:
             mistakes |= {words: _ring_gone_wrong(parts, slip)[rank] for words, slip in SLIPS}
@@ -229,7 +229,7 @@ def _ring_value(seen: Observed, number: int) -> str | None:
         if told is None:
             continue
         told = told.strip()
-        if "comes of" in told:
+        if "is what you get by" in told:
             return told
         if type(tensor) is torch.Tensor and tensor.shape == right.shape:
             good = (tensor - right).abs() < 1e-3
@@ -237,24 +237,30 @@ def _ring_value(seen: Observed, number: int) -> str | None:
                 first = int((~good).nonzero()[0])
                 return (
                     f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements; from "
-                    f"element {first} on it is not. Does every chunk go all the way round, does "
-                    "the last, shorter one, and is each message waited for before it is used?"
+                    f"element {first} on it is not. Does every chunk go all the way round, also a "
+                    "shorter one? Do you wait for each message before you use it?"
                 )
             divided = told.endswith("An all-reduce with SUM gives the sum.")
             if not divided and _ring_traffic(seen, number):
                 return (
-                    f"{told} The messages are those of a ring. Is what comes added, and is each "
-                    "message waited for before it is used?"
+                    f"{told} The messages are those of a ring. Is each received chunk added? Do "
+                    "you wait for each message before you use it?"
                 )
         return told
     return None
 
 
 SLIPS = (
-    ("comes of adding in the second half, too: those rounds copy what is finished.", "adds"),
-    ("comes of sending one chunk in every round: pass on the chunk that came last.", "fixed"),
     (
-        "comes of sending one chunk in every round: pass on the chunk that came last. ",
+        "is what you get by adding in the second half, too: those rounds only copy.",
+        "adds",
+    ),
+    (
+        "is what you get by sending one chunk in every round: pass on the one that came last.",
+        "fixed",
+    ),
+    (
+        "is what you get by sending one chunk in every round: pass on the one that came last. ",
         "fixed twice",
     ),
 )
@@ -311,9 +317,9 @@ def _ring_byte(seen: Observed, number: int) -> str | None:
         if sent <= most:
             continue
         if sent >= 2 * (world - 1) * length * size:
-            how = "It passes the whole tensor on, twice round."
+            how = "It passes the full tensor on, twice around the ring."
         elif sent >= (world - 1) * length * size:
-            how = "It passes the whole tensor on; pass on one chunk of N."
+            how = "It passes the full tensor on; pass on one chunk of N."
         else:
             how = "Cut the tensor into N chunks of nearly equal length."
         return f"Rank {rank} sent {sent:,} bytes; 2(N-1)/N of the tensor is {most:,}. {how}"
@@ -348,7 +354,8 @@ RING = Task(
         Criterion("2(N-1) messages from each rank", 1, _ring_rounds),
     ),
     hints=(
-        "If every rank passes on one chunk in every round, how many rounds until a chunk is whole?",
+        "If every rank passes on one chunk in every round, after how many rounds is a chunk "
+        "complete?",
         "First N - 1 rounds that add, so that each rank owns one finished chunk; then N - 1 rounds "
         "that copy. Which chunk does rank r send in round k?",
         "Reduce: send chunk (r - k) % N, add what comes to chunk (r - k - 1) % N. Gather: send "
@@ -399,14 +406,14 @@ def _scatter_value(seen: Observed, number: int) -> str | None:
             continue
         if exact and close(shard, right[rank]):
             return (
-                f"Rank {rank}'s sum was rounded to bfloat16 on the way. Add up in float32, round "
-                "once."
+                f"Rank {rank}'s sum was rounded to bfloat16 several times. Add up in float32, "
+                "round once."
             )
         for other in range(world):
             if other != rank and close(shard, right[other]):
                 return f"Rank {rank} has the shard of rank {other}."
         if close(shard, right[rank] / world):
-            return f"Rank {rank} has the mean of its shard; the sum is asked for."
+            return f"Rank {rank} has the mean of its shard, but the task asks for the sum."
         if close(shard, padded_shards([mine], world)[rank]):
             return f"Rank {rank} has its own part of its own tensor: nothing was added up."
         if type(shard) is torch.Tensor and shard.numel() >= len(mine) > size:
@@ -433,13 +440,13 @@ def _scatter_byte(seen: Observed, number: int) -> str | None:
             wide = {call.dtype for call in calls} == {"float32"} and size == 2
             how = "Send every other rank its part, and nothing else."
             if wide and sent <= 2 * most:
-                how = "It travels in float32: send its 16 bits, and widen what has come."
+                how = "It is sent in float32. Send bfloat16, and convert after receiving."
             return (
                 f"Rank {rank} sent {sent:,} bytes with {with_}; (N-1)/N of the tensor is {most:,}. "
                 f"{how}"
             )
         if sent < least:
-            return f"Rank {rank} sent {sent:,} bytes, and the others' parts are {least:,}."
+            return f"Rank {rank} sent {sent:,} bytes, but the other ranks' parts are {least:,}."
     return None
 
 
@@ -470,10 +477,11 @@ REDUCE_SCATTER = Task(
 
 CULPRITS = {"A": (2, "barrier"), "B": (0, "broadcast"), "C": (1, "recv")}
 ASK = {  # what a wrong answer is told, and never the right one
-    "A": "Run it: who returns, and who still waits? The cause is the rank that left the others, "
-    "and the call that it never made.",
+    "A": "Run it: which ranks return, and which still wait? The cause is the rank that left the "
+    "others. The call is the one that it never made.",
     "B": "Run it: `launch` names two calls that meet. Which rank is the only one to make its call?",
-    "C": "Write down, rank by rank, who sends to whom. Which message has no other end?",
+    "C": "Write down, rank by rank, which rank sends to which. Which message has no sender or no "
+    "receiver?",
 }
 CALLS = ("all_reduce", "barrier", "broadcast", "send", "recv")
 FORM = 'Return a dict: {"A": (rank, "call"), "B": (rank, "call"), "C": (rank, "call")}.'
@@ -502,8 +510,8 @@ def _named(program: str):
         if (rank, call.removeprefix("dist.")) == (culprit, missing):
             return None
         if rank == culprit:
-            return f"The right rank, and another call. {ASK[program]}"
-        return f"Rank {rank} is not where it begins. {ASK[program]}"
+            return f"The rank is right, but not the call. {ASK[program]}"
+        return f"Rank {rank} does not cause the hang. {ASK[program]}"
 
     return judge
 
@@ -521,11 +529,12 @@ HANGS = Task(
     ),
     hints=(
         "For each rank, write down the calls it makes, in order. Where do two lists differ?",
-        "Run a program and read who waits where. The ranks that wait are the victims.",
+        "Run a program and read which ranks wait, and where. The ranks that wait are the victims.",
         "A: count the calls of each rank. B: compare the names of the first calls. C: draw an "
-        "arrow for each send and look for one that nobody receives.",
+        "arrow for each send and look for one that no rank receives.",
     ),
-    debrief="With NCCL nothing is said for ten minutes; then a watchdog ends the job. Its flight "
+    debrief="With NCCL there is no message for ten minutes; then a watchdog ends the job. Its "
+    "flight "
     "recorder (TORCH_FR_BUFFER_SIZE) holds the lists that you wrote by hand.",
 )
 
@@ -569,10 +578,8 @@ def _node_value(seen: Observed, number: int) -> str | None:
             f"Rank {rank}'s tensor",
             {
                 "is the mean. An all-reduce with SUM gives the sum.": right / 4,
-                "is what it began with: put the sum into the tensor that it was given.": parts[
-                    rank
-                ],
-                "is the sum over its own node: what the other node has never came.": near,
+                "has not changed: put the sum into the tensor that was given.": parts[rank],
+                "is the sum over its own node only: the other node's sum never arrived.": near,
             },
         )
         if told is None:
@@ -580,16 +587,16 @@ def _node_value(seen: Observed, number: int) -> str | None:
                 continue
             return f"Ranks 0 and {rank} do not hold the same bits: add up once, and copy the sum."
         if close(tensor, right, rtol=2e-2):
-            return f"Rank {rank}'s sum was rounded on the way: send the tensor's own dtype."
+            return f"Rank {rank}'s sum was rounded during transfer: send the tensor's own dtype."
         if type(tensor) is torch.Tensor and tensor.shape == right.shape:
             good = (tensor - right).abs() < 1e-4
             if good.any() and not good.all():
                 first = int((~good).nonzero()[0])
                 return (
                     f"Rank {rank} has the sum in {int(good.sum())} of {len(right)} elements; "
-                    f"element {first} is the first where it has not. Does each rank hand back the "
-                    "half that it added up, is an odd element in one of the halves, and is each "
-                    "message waited for before it is used?"
+                    f"element {first} is the first where it has not. Does each rank send back the "
+                    "half that it added up? Is an odd element in one of the halves? Do you wait "
+                    "for each message before you use it?"
                 )
         return told
     return None
@@ -672,9 +679,9 @@ NODES = Task(
         Criterion("any two ranks on a node", 1, _node_placed, on=("placed",)),
     ),
     hints=(
-        "What does the other node have to know of yours: two tensors, or one? Who could carry it?",
+        "What does the other node need from yours: two tensors, or one? Which rank could send it?",
         "Within the node, each of the two ranks adds up one half. What does it send across, to "
-        "whom, and what does it do with what comes?",
+        "which rank, and what does it do with the half that it receives?",
         "Three exchanges: with the neighbour, the half that you do not add up; with one rank of "
         "the other node, the half that you did; with the neighbour again, the finished halves.",
     ),

@@ -45,11 +45,11 @@ def _one_each(seen: Observed, most: Sequence[int], why: str, op: str = "") -> st
             made = ", ".join(f"{number} x {name}" for name, number in counted) or "none"
             return (
                 f"Rank {rank} made {len(calls)} calls ({made}) while your function ran "
-                f"{len(most)} times, and one each is enough: {why}"
+                f"{len(most)} times. One call each time is enough: {why}"
             )
         for call, limit in zip(calls, most, strict=True):
             if op and call.op != op:
-                return f"Rank {rank} called {call.op}. An {op} adds on the way and sends less."
+                return f"Rank {rank} called {call.op}. An {op} adds up and sends less."
             if call.elements > limit:
                 return (
                     f"Rank {rank} called {call.op} on {call.elements} elements, and {limit} are "
@@ -138,24 +138,24 @@ def _start_value(seen: Observed, call: int, rank: int, name: str, kind: str) -> 
     mistakes: dict[str, Any] = {f"is its own: {kind} must come from rank 0, too.": begun[rank]}
     if rank and len({got["seed"] for got in seen.data}) == 1:
         mistakes = {
-            f"is its own, though all ranks have set the same seed: {kind} that are there do not "
-            "change by it. They must come from rank 0.": begun[rank]
+            "is its own, although all ranks have set the same seed: a seed does not change "
+            f"existing {kind}. They must come from rank 0.": begun[rank]
         }
     if right.dtype.is_floating_point:
         every = torch.stack(begun)
         mix = (
-            "is a mix of all ranks' values. Take rank 0's as they are: a mean of random weights is "
-            "no random weight."
+            "is a mix of all ranks' values. Copy rank 0's values unchanged: the mean of random "
+            "weights is too close to zero."
         )
         mistakes |= {mix: every.mean(0), f"{mix} ": every.sum(0)}
     else:
-        mistakes["lost digits in float32: let each dtype travel as it is."] = right.float().to(
+        mistakes["lost digits in float32: send each tensor in its own dtype."] = right.float().to(
             right.dtype
         )
     wrong = explain(ended[rank], right, what, mistakes, bitwise=True)
     equal = all(close(other, right * 0 + ended[0], bitwise=True) for other in ended[1:])
     if wrong and "wrong:" in wrong and seen.case.world > 1 and equal:
-        return f"All ranks hold the same {name}, and it is not what rank 0 had."
+        return f"All ranks hold the same {name}, but it is not rank 0's."
     return wrong and wrong.strip()
 
 
@@ -165,17 +165,17 @@ def _start_in_place(seen: Observed) -> str | None:
             if call["tied"] is not True:
                 return (
                     f"On rank {rank} two layers shared one weight, and now each has its own. Copy "
-                    "into the tensors that are there."
+                    "into the existing tensors."
                 )
             if call["replaced"]:
                 return (
                     f"Rank {rank}'s {call['replaced'][0]} is a new tensor, and an optimizer that "
-                    "holds the old one would not see it. Copy into the tensors that are there."
+                    "holds the old one would not see it. Copy into the existing tensors."
                 )
             if call["asks"]:
                 return (
-                    f"On rank {rank} {call['asks'][0]} has another requires_grad than before: what "
-                    "is frozen stays frozen."
+                    f"On rank {rank} {call['asks'][0]} has another requires_grad than before: "
+                    "frozen parameters stay frozen."
                 )
     return None
 
@@ -198,8 +198,8 @@ def _start_sent(seen: Observed) -> str | None:
             )
         if travelled > elements and total > bytes_:
             return (
-                f"Rank {rank} took part in copies of {travelled} elements, and the models have "
-                f"{elements}. Each tensor needs to travel once, the shared weight too."
+                f"Rank {rank} took part in copies of {travelled} elements, but the models have "
+                f"{elements}. Send each tensor once, also the shared weight."
             )
     return None
 
@@ -268,7 +268,7 @@ def _average_values(seen: Observed) -> str | None:
             for index, own in enumerate(mine["gradients"]):
                 what = f"Rank {rank}'s gradient {index} in call {step}"
                 if own is None and now[index] is not None:
-                    return f"{what} was None, for the parameter is frozen or unused, and is not."
+                    return f"{what} must stay None, because the parameter is frozen or unused."
                 stack = None if own is None else torch.stack([grads[index] for grads in every])
                 if own is not None and (wrong := _average_value(now[index], stack, rank, what)):
                     return wrong
@@ -280,9 +280,9 @@ def _average_value(got: Any, stack: torch.Tensor, rank: int, what: str) -> str |
     total, world = stack.sum(0), len(stack)
     mistakes = {
         "is the sum over the ranks. Divide by their number.": total,
-        f"is half of the sum, on {world} ranks. Ask how many there are.": total / 2,
+        f"is half of the sum, on {world} ranks. Use dist.get_world_size().": total / 2,
         "was divided twice by the number of ranks.": total / world**2,
-        "is the rank's own: nothing was averaged, or it did not come back.": stack[rank],
+        "is the rank's own: nothing was averaged, or the mean was not written back.": stack[rank],
     }
     return explain(got, total / world, what, mistakes)
 
@@ -305,15 +305,15 @@ AVERAGE = Task(
     cases=_average_cases,
     criteria=(
         Criterion("every rank has the mean over the ranks", 2, _average_values, on=("",)),
-        Criterion("who has no gradient keeps none", 1, _average_values, on=("frozen",)),
+        Criterion("a parameter without gradient keeps none", 1, _average_values, on=("frozen",)),
         Criterion("one all-reduce of all gradients", 2, _average_reduced),
     ),
     hints=(
         "A collective costs latency each time. How can many tensors travel as one?",
         "torch.cat of flattened gradients is one buffer. `split` and `view_as` bring back the "
         "shapes.",
-        "A buffer of those that are not None, end to end; one all_reduce of it; its mean; each "
-        "piece in its shape, back where it came from.",
+        "Lay all gradients that are not None end to end in one buffer. Call one all_reduce on it "
+        "and divide. Copy each part back to its gradient, in its shape.",
     ),
     debrief="One buffer must wait for the last gradient. DDP takes several of 25 MB each and "
     "sends the first while backward still computes the rest (lesson 05).",
@@ -374,7 +374,7 @@ def _mean_values(seen: Observed) -> str | None:
                     return wrong
             if got["in_place"] is not True:
                 return (
-                    f"Rank {rank}'s list holds new tensors: write into those that were in it, for "
+                    f"Rank {rank}'s list holds new tensors: write into the given ones, because "
                     "the model holds them, too."
                 )
     return None
@@ -401,7 +401,7 @@ def _mean_value(
         ),
         "was divided twice by the number of samples.": weighted / total**2,
         f"is half of the sum of the means, on {world} ranks.": stack.sum(0) / 2,
-        "is what the rank began with: the result must be in place.": stack[rank],
+        "has not changed: write the result in place.": stack[rank],
     }
     wrong = explain(got, weighted / total, what, mistakes)
     return means if wrong and wrong.endswith(means) else wrong
@@ -409,7 +409,7 @@ def _mean_value(
 
 def _mean_calls(seen: Observed) -> str | None:
     most = [sum(g.numel() for g in turn["gradients"]) + 1 for turn in _turns(seen.case.inputs[0])]
-    why = "lay the gradients, and what else must be added up, end to end."
+    why = "lay the gradients, and what else you must add up, end to end."
     return _one_each(seen, most, why, "all_reduce")
 
 
@@ -431,7 +431,7 @@ WEIGHTED_MEAN = Task(
         "Multiply by `samples`, flatten everything into one buffer with `samples` at its end, "
         "all_reduce it, divide by the last element, copy the pieces back.",
     ),
-    debrief="torch's DDP divides by the number of ranks, which is right for equal batches alone. "
+    debrief="torch's DDP divides by the number of ranks, which is right only for equal batches. "
     "Trainers for language models therefore add up the number of tokens over the ranks and divide "
     "the loss by it (transformers #34242).",
 )
@@ -480,7 +480,7 @@ def _lists(
                 if got["types"][number] != "list":
                     return f"Rank {rank} returned a {got['types'][number]}, not a list of ints."
                 if any(whole(index) is None for index in got["dealt"][number]):
-                    return f"Rank {rank} returned a list of something else than ints."
+                    return f"Rank {rank} returned a list with something other than ints."
             if wrong := judge(_dealt(seen, number), length):
                 return f"Of {length} samples in epoch {epoch}, {wrong}"
         return None
@@ -493,17 +493,17 @@ def _train_values(dealt: Dealt, length: int) -> str | None:
     every = Counter(index for rank in dealt for index in rank)
     world, counts = len(dealt), [len(rank) for rank in dealt]
     if set(every) - set(range(length)):
-        return f"some were not among 0 to {length - 1}."
+        return f"some indices were not among 0 to {length - 1}."
     if missing := length - len(every):
         return _missing(dealt, missing)
     if len(set(counts)) > 1:
-        return f"the ranks got {counts}: a rank with more waits for ever."
+        return f"the ranks got {counts}: a rank with more waits forever."
     if world > 1 and min(counts) >= length:
         return "every rank got all: N times the work for the same epoch."
     if sum(counts) > -(-length // world) * world:
-        return "more came again than it takes to give every rank as many."
+        return "more were repeated than needed to give every rank equally many."
     if (most := max(every.values())) > 2:
-        return f"one came {most} times. What comes again should come twice at most."
+        return f"one came {most} times. No sample may come more than twice."
     return None
 
 
@@ -511,11 +511,11 @@ def _missing(dealt: Dealt, missing: int) -> str:
     twice = [rank for rank, mine in enumerate(dealt) if len(set(mine)) < len(mine)]
     repeated = sum(map(len, dealt)) - len({index for rank in dealt for index in rank})
     if twice:
-        return f"rank {twice[0]} got one twice, and {missing} never came."
+        return f"rank {twice[0]} got one twice, but {missing} never came."
     if repeated:
         return (
             f"{repeated} came twice and {missing} never: the ranks shuffled in different orders. "
-            "All must draw the same one."
+            "All must use the same order."
         )
     return f"{missing} never came. None may be left out."
 
@@ -528,7 +528,7 @@ def _eval_values(dealt: Dealt, length: int) -> str | None:
     if missing := len(set(range(length)) - set(every)):
         return f"{missing} were never evaluated."
     if len(every) > length:
-        return f"some were not among 0 to {length - 1}."
+        return f"some indices were not among 0 to {length - 1}."
     counts = [len(rank) for rank in dealt]
     if max(counts) - min(counts) > 1:
         return f"the ranks got {counts} to evaluate: the fullest works while others wait."
@@ -538,7 +538,7 @@ def _eval_values(dealt: Dealt, length: int) -> str | None:
 def _shuffled(seen: Observed) -> str | None:
     first, *others, again, reseeded = (_dealt(seen, call) for call in range(len(EPOCHS) + 2))
     if first != again:
-        return "Epoch 0 was asked for twice and came in two orders."
+        return "Epoch 0 was requested twice and gave two orders."
     for rank, mine in enumerate(first):
         if mine == sorted(mine):
             return f"Rank {rank} gets its samples in ascending order: they are not shuffled."
@@ -563,9 +563,9 @@ def _patterned(first: Dealt, others: Sequence[Dealt], reseeded: Dealt) -> str | 
     known |= {f"Epoch {n}": dealt[0] for n, dealt in zip(EPOCHS[1:], others, strict=True)}
     for words, order in {"Epoch 0": first[0], **known}.items():
         if _follows(order, sorted(order)):
-            return f"{words} is 0, 1, 2, ... by a simple rule: that is not shuffled."
+            return f"{words} follows from 0, 1, 2, ... by a simple rule: it is not shuffled."
         if order is not first[0] and _follows(order, first[0]):
-            return f"{words} follows from epoch 0 by a simple rule: that is not shuffled anew."
+            return f"{words} follows from epoch 0 by a simple rule: it is not shuffled again."
     return None
 
 
@@ -582,21 +582,21 @@ def _no_trace(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data):
         if got["drew_from"]:
             return (
-                f"Rank {rank} drew from {got['drew_from'][0]}'s global generator, which others "
-                "use, too. Take a generator of its own."
+                f"Rank {rank} drew from {got['drew_from'][0]}'s global generator, which other "
+                "code uses, too. Make a separate generator."
             )
-    return silent(seen, "Who knows the seed knows the order.")
+    return silent(seen, "Every rank can compute the order from the seed.")
 
 
 INDICES = Task(
     id="03.rank_indices",
-    title="Deal the samples",
+    title="Distribute the samples",
     answer="rank_indices",
     job="lesson03.rank_indices",
     minutes=15,
     cases=_index_cases,
     criteria=(
-        Criterion("training: all samples, as many on every rank", 2, _train_values, on=BOTH),
+        Criterion("training: all samples, equally many on each rank", 2, _train_values, on=BOTH),
         Criterion(
             "a new order in each epoch, the same on all ranks", 1, _shuffled, on=("training",)
         ),
@@ -607,8 +607,9 @@ INDICES = Task(
         "How can all ranks know the same shuffled order without sending it?",
         "torch.randperm takes a generator. What must the generator's seed depend on, and on what "
         "must it not?",
-        "Every rank makes the whole order, the same one. To train, it grows until N divides it; "
-        "then it is dealt like cards.",
+        "Every rank computes the full order, the same on all ranks. For training, repeat some "
+        "samples at its end until N divides its length. Then rank r takes every N-th sample, "
+        "beginning with number r.",
     ),
     debrief="torch's DistributedSampler pads in both cases, so a plain evaluation loop counts "
     "samples twice; and it needs set_epoch(epoch), or every epoch has the same order.",
@@ -682,7 +683,7 @@ def _norm_value(y: Any, calls: list[dict[str, Any]], rank: int, rtol: float) -> 
     variances = torch.stack([part.var(0, unbiased=False) for part in parts])
     normal = partial(_normal, calls[rank])
     known = {
-        "divided the variance by the rows less one; BatchNorm divides by the rows": (
+        "divided the variance by the rows minus one; BatchNorm divides by the rows": (
             normal(mean, whole_.var(0, unbiased=True))
         ),
         "added eps to the standard deviation; it belongs to the variance": (
@@ -783,7 +784,7 @@ def _f1_values(seen: Observed) -> str | None:
             right = _f1_of(*table.sum(0).tolist()[:3])
             if wrong := explain_number(value, right, what, mistakes, rtol=2e-6):
                 if "nan" in wrong:
-                    return f"Rank {rank} returned nan. Where F1 would divide by 0, it is 0 here."
+                    return f"Rank {rank} returned nan. If F1 would divide by 0, return 0."
                 return wrong
     return unchanged(seen)
 
@@ -798,9 +799,9 @@ def _f1_mistakes(table: torch.Tensor, rank: int) -> dict[str, float]:
     """table: (N, 4), TP, FP, FN and TN of each rank."""
     parts, sizes = [_f1_of(*row[:3]) for row in table.tolist()], table.sum(1).tolist()
     tp, fp, fn, tn = table.sum(0).tolist()
-    ratios = "a mean of ratios is no ratio of sums."
+    ratios = "a mean of ratios is not the ratio of sums."
     weighted = sum(part * size for part, size in zip(parts, sizes, strict=True))
-    nothing = {"is 1, and nothing is there: where F1 would divide by 0, it is 0 here.": 1.0}
+    nothing = {"is 1, but nothing is positive: if F1 would divide by 0, return 0.": 1.0}
     return {
         **(nothing if tp + fp + fn == 0 else {}),
         f"is the mean of the ranks' F1 values; {ratios}": sum(parts) / len(parts),
@@ -809,15 +810,15 @@ def _f1_mistakes(table: torch.Tensor, rank: int) -> dict[str, float]:
         "is the accuracy.": (tp + tn) / max(sum(sizes), 1),
         "is the precision.": tp / max(tp + fp, 1),
         "is the recall.": tp / max(tp + fn, 1),
-        "takes TN for FN.": _f1_of(tp, fp, tn),
-        "takes TN for FP.": _f1_of(tp, tn, fn),
-        "takes TN for TP.": _f1_of(tn, fp, fn),
+        "uses TN in place of FN.": _f1_of(tp, fp, tn),
+        "uses TN in place of FP.": _f1_of(tp, tn, fn),
+        "uses TN in place of TP.": _f1_of(tn, fp, fn),
         "is TP / (TP + FP + FN): TP counts twice in F1.": tp / max(tp + fp + fn, 1),
         "is the F1 of its own samples.": parts[rank],
-        "is made of counts in one byte, which begin again at 0 after 255.": (
+        "uses counts of one byte, which start again at 0 after 255.": (
             2 * (tp % 256) / max((tp + fp) % 256 + (tp + fn) % 256, 1)
         ),
-        "is made of counts in one byte: after 255 they begin again at 0.": _f1_of(
+        "uses counts of one byte: after 255 they start again at 0.": _f1_of(
             tp % 256, fp % 256, fn % 256
         ),
     }
@@ -844,7 +845,7 @@ F1 = Task(
         "Which numbers of each rank can be added without losing what F1 needs?",
         "F1 = 2 TP / (2 TP + FP + FN). How many counts is that, and what do `&` and `~` of two "
         "bool tensors give?",
-        "A tensor of the counts of this rank, added up over the ranks; then the formula, and 0 if "
+        "A tensor of the counts of this rank, added up over the ranks; then the formula, or 0 if "
         "its divisor is 0.",
     ),
     debrief="torchmetrics keeps such counts as state with dist_reduce_fx='sum' and reduces when "
@@ -856,8 +857,8 @@ F1 = Task(
 EXPERIMENTS = 3
 ALIKE = {  # what an experiment lacked that gives two names the same numbers
     "equal": "Give the ranks different numbers of samples, and values whose means differ.",
-    "last": "Hand over several micro-batches, whose means differ.",
-    "again": "Hand over several micro-batches, the first of which does not add up to 0.",
+    "last": "Pass several micro-batches whose means differ.",
+    "again": "Pass several micro-batches, and let the first not add up to 0.",
     "stale": "Only a second step shows what the first one left.",
     "local": "Give the ranks different values.",
 }
@@ -891,18 +892,19 @@ def _misnamed(rank: int, name: Any, mistake: str, asked: list[Any]) -> str:
     if type(name) is not str or name not in broken.MISTAKES:
         return f"Rank {rank} returned {name!r}. Return one of the names in the table."
     if not asked:
-        return f"Rank {rank} said {name!r} without a call of `step`."
+        return f"Rank {rank} returned {name!r} without calling `step`."
     true, told = _ran(mistake, asked)[rank], _ran(name, asked)[rank]
     if all(abs(a - b) <= 1e-6 * max(abs(a), 1e-3) for a, b in zip(true, told, strict=True)):
         pair = [one for one in ALIKE if one in (name, mistake)]
         return (
-            f"A step was called {name!r} and is another. Your samples cannot tell: both give rank "
-            f"{rank} {true[0]:.4g}. " + (ALIKE[pair[-1]] if pair else "A mean of 0 tells nothing.")
+            f"{name!r} is the wrong name for a step. Your samples cannot tell the two apart: with "
+            f"both, rank {rank} gets {true[0]:.4g}. "
+            "" + (ALIKE[pair[-1]] if pair else "A mean of 0 shows nothing.")
         )
     at = next(i for i, (a, b) in enumerate(zip(true, told, strict=True)) if abs(a - b) > 1e-9)
     return (
-        f"Rank {rank} called a step {name!r}, which would have given it {told[at]:.4g} in call "
-        f"{at + 1}; it got {true[at]:.4g}."
+        f"Rank {rank} returned {name!r}. With this mistake, call {at + 1} would have given it "
+        f"{told[at]:.4g}, but it got {true[at]:.4g}."
     )
 
 
@@ -942,13 +944,14 @@ DIAGNOSE = Task(
     hints=(
         "If every rank has one micro-batch with one sample of value 1, which names give the same "
         "gradient as a right step?",
-        "Take samples for which you can compute each name's gradient. Who must differ from whom: "
-        "ranks, numbers of samples, micro-batches, calls?",
+        "Take samples for which you can compute each name's gradient. What must differ: the "
+        "ranks' values, their numbers of samples, the micro-batches, the calls?",
         "All ranks know all samples, if rank r's follow from r. Compute the gradient under each "
         "name, call `step` twice with the same samples, and return the name that fits.",
     ),
-    debrief="This is how to test a training loop of others: inputs for which each mistake has its "
-    "own number, compared with one process. Random inputs of equal size hide most of them.",
+    debrief="Test other people's training loops like this: choose inputs for which each mistake "
+    "gives another number, and compare with one process. Random inputs of equal size hide most "
+    "mistakes.",
 )  # fmt: skip
 
 TASKS = [SAME_START, AVERAGE, WEIGHTED_MEAN, INDICES, BATCH_NORM, F1, DIAGNOSE]

@@ -129,11 +129,11 @@ def _within(batches: Batches, lengths: list[int], budget: int) -> str | None:
             tokens = sum(lengths[i] for i in batch)
             if tokens > budget:
                 more = (
-                    " The mean rank fits, but the fullest does not. Look at the fullest, and take "
-                    "one more step."
+                    " The mean over the ranks fits, but the fullest rank does not. Check the "
+                    "fullest one, and take one more step."
                 )
                 return (
-                    f"in step {step} rank {rank} has {tokens} tokens, and there is room for "
+                    f"in step {step} rank {rank} has {tokens} tokens, but the budget is "
                     f"{budget}.{more if len(local) <= fewest else ''}"
                 )
     return None
@@ -184,12 +184,13 @@ def _mixed(seen: Observed) -> str | None:
         if set(map(frozenset, chain(*batches))) == same:
             return (
                 f"Epoch 0 and {words} have the same batches, in another order or on other ranks. "
-                "Mix the samples, so that each meets others."
+                "Mix the samples, so that each shares a batch with others."
             )
         if len(before & _pairs(batches)) > PARTNERS * len(before):
             return (
-                f"Of the samples that share a batch in epoch 0, most do so again in {words}: "
-                "sorted by length, the same ones meet forever. Shuffle first, then sort in a step."
+                f"Of the samples that share a batch in epoch 0, most do so again in {words}. "
+                "Sorted by length, the same ones share a batch in every epoch. Shuffle first, "
+                "then sort within a step."
             )
     return None
 
@@ -202,7 +203,7 @@ def _no_trace(seen: Observed) -> str | None:
                 "later code sees other numbers. Make a separate generator."
             )
         if got["changed"]:
-            return f"Rank {rank} changed {got['changed'][0]}, which is only for reading."
+            return f"Rank {rank} changed {got['changed'][0]}, which you may only read."
     return silent(seen, "Lengths and seed are equal on all ranks, so nothing has to be sent.")
 
 
@@ -369,7 +370,7 @@ def _no_text_waits(seen: Observed) -> str | None:
                 "text that is assigned in advance waits for its rank even if another is free."
             )
         if idle and len(call["tokens"]) >= 2 * workers:
-            return f"Rank {min(idle)} worked on no text, and there were enough for all."
+            return f"Rank {min(idle)} worked on no text, although there were enough."
     return None
 
 
@@ -380,13 +381,13 @@ def _one_sum(seen: Observed) -> str | None:
         own = [r for r in seen.calls(rank) if len(r.group) <= workers]
         if messages := sum(r.op in ("send", "recv") for r in own):
             return (
-                f"Rank {rank} sent and received {messages} messages. No rank has to assign texts: "
-                "the store has the counter."
+                f"Rank {rank} sent and received {messages} messages. The store has the counter, "
+                "so no rank has to assign texts."
             )
         if len(own) > len(calls):
             return (
-                f"Rank {rank} called {len(own)} collectives, and {len(calls)} are enough. Sum up "
-                "the texts of a rank, and then once over all ranks."
+                f"Rank {rank} called {len(own)} collectives, and {len(calls)} are enough. Add up "
+                "the gradients of a rank's texts, and then once over all ranks."
             )
         for record, call in zip(own, calls, strict=False):
             most = call["gradients"].shape[1] + 1
@@ -403,7 +404,7 @@ def _one_sum(seen: Observed) -> str | None:
 def _unchanged(seen: Observed) -> str | None:
     for rank, got in enumerate(seen.data[:-1]):
         if got["changed"]:
-            return f"Rank {rank} changed {got['changed'][0]}, which is only for reading."
+            return f"Rank {rank} changed {got['changed'][0]}, which you may only read."
     return None
 
 
@@ -737,13 +738,13 @@ def _below(which: int, word: str) -> Callable[[Observed], str | None]:
                 if used <= budgets[which]:
                     continue
                 more = (
-                    " The mean rank fits, but the fullest does not. Look at the fullest, and take "
-                    "one more step."
+                    " The mean over the ranks fits, but the fullest rank does not. Check the "
+                    "fullest one, and take one more step."
                     if len(local) == fewest
                     else ""
                 )
                 return (
-                    f"in step {step} rank {rank} has {used:,} {word}, and {budgets[which]:,} are "
+                    f"in step {step} rank {rank} has {used:,} {word}, but {budgets[which]:,} are "
                     f"allowed.{more}"
                 )
         return None

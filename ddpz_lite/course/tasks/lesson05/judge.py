@@ -63,7 +63,7 @@ def _still(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alone(seen: Observed) -> list[dict[str, Any]]:
-    """What the job returns, by rank, beside an answer that does nothing."""
+    """What the job returns, by rank, with an answer that does nothing."""
     return [job.hooks(lambda _, **options: None, **_still(inputs)) for inputs in seen.case.inputs]
 
 
@@ -93,8 +93,9 @@ def _wrong_weights(nets: list[dict[str, Any]], weights: Any, rank: int) -> str |
         for index, begun in enumerate(_Net(**net).parameters()):
             if not close(got[index], begun.detach(), bitwise=True):
                 return (
-                    f"Rank {rank}'s weight {index} has changed, and backward changes none. A "
-                    "post-accumulate hook is given the parameter itself: average its .grad."
+                    f"Rank {rank}'s weight {index} has changed, but backward does not change "
+                    "weights. A post-accumulate hook receives the parameter itself: average its "
+                    ".grad."
                 )
     return None
 
@@ -110,12 +111,12 @@ def _wrong_gradients(got: Any, alone: list[Gradients], rank: int, where: str = "
         stack = torch.stack(parts)
         mistakes = {
             "is the sum over the ranks. Divide by their number.": stack.sum(0),
-            "is the rank's own when backward() has returned: it was not averaged.": stack[rank],
-            "is divided by the number of ranks, and never added up, or too late.": (
+            "is still the rank's own after backward(): it was not averaged.": stack[rank],
+            "is divided by the number of ranks, but was not added up before backward() returned.": (
                 stack[rank] / world
             ),
             "is divided by the number of ranks twice.": stack.mean(0) / world,
-            f"is half of the sum, on {world} ranks. Ask how many there are.": stack.sum(0) / 2,
+            f"is half of the sum, on {world} ranks. Use dist.get_world_size().": stack.sum(0) / 2,
         }
         what = f"Rank {rank}'s gradient {index}{where}"
         wrong = explain(got[index], stack.mean(0), what, mistakes if world > 1 else {})
@@ -145,7 +146,7 @@ def _backwards(seen: Observed, rank: int, name: str = "backward") -> list[list[R
 def _outside(seen: Observed, rank: int) -> str | None:
     """Calls that are neither in a backward nor the job's own."""
     if len(seen.calls(rank)) > len(seen.calls(rank, "backward")) + len(seen.calls(rank, "start")):
-        return f"Rank {rank} makes calls outside of backward. The hooks do the work."
+        return f"Rank {rank} makes calls outside of backward. Let the hooks do the work."
     return None
 
 
@@ -168,8 +169,8 @@ def _too_many_bytes(seen: Observed, net: dict[str, Any], calls: Sequence[Record]
 
 
 def _sent(call: Record, world: int) -> int:
-    """Bytes that a rank sent. gloo makes a reduce_scatter of a whole all-reduce, which whoever
-    calls it cannot help.
+    """Bytes that a rank sent. gloo makes a reduce_scatter of a full all-reduce; the caller cannot
+    change this.
     """
     if call.op == "reduce_scatter":
         return nbytes(call) * (world - 1) // world
@@ -193,8 +194,8 @@ def _kept_back(seen: Observed, sizes: list[list[int]], lag: int, first: int = 0)
                 if (sent := sum(call.elements for call in calls)) < due:
                     return (
                         f"When backward came to layer {layer} (layer 0 is the first), rank {rank} "
-                        f"had sent {sent} elements and could have sent {due}. Send from the hooks, "
-                        "not at the end."
+                        f"had sent {sent} elements, but could have sent {due}. Send from the "
+                        "hooks, not at the end."
                     )
     return None
 
@@ -235,9 +236,7 @@ def _hooks_cases(rng: torch.Generator) -> list[Case]:
 
 
 def _nap(case: Case, rank: int) -> None:
-    """Let this rank be late in the last model, so that nobody's call ends before it is waited
-    for.
-    """
+    """Let this rank be late in the last model, so that no call ends before its wait."""
     *others, last = case.inputs[rank]["nets"]
     case.inputs[rank]["nets"] = [*others, last | {"nap": 0.02}]
 
@@ -271,16 +270,16 @@ def _hooks_backward(
     rank: int, calls: Sequence[Record], made: list[int], wanted: list[int]
 ) -> str | None:
     if other := {call.op for call in calls} - {"all_reduce"}:
-        return f"Rank {rank} calls {min(other)}. Here each gradient is one all_reduce."
+        return f"Rank {rank} calls {min(other)}. Send each gradient in its own all_reduce."
     if sum(made) > sum(wanted):
         return (
-            f"Rank {rank} sent {sum(made)} elements in a backward, and its gradients have "
-            f"{sum(wanted)}: some travel more than once."
+            f"Rank {rank} sent {sum(made)} elements in a backward, but its gradients have "
+            f"{sum(wanted)}: some were sent more than once."
         )
     if len(made) < len(wanted):
         return (
-            f"Rank {rank} made {len(made)} calls for {len(wanted)} gradients. Here each one "
-            "travels alone, as soon as it is ready."
+            f"Rank {rank} made {len(made)} calls for {len(wanted)} gradients. Send each one "
+            "alone, as soon as it is ready."
         )
     if made != wanted:
         return f"Rank {rank} sent gradients in the order {made}; they were ready as {wanted}."
@@ -295,8 +294,8 @@ def _hooks_odd(seen: Observed) -> str | None:
     for rank in range(seen.case.world):
         if (sent := sum(call.elements for call in seen.calls(rank))) > wanted:
             return (
-                f"Rank {rank} sent {sent} elements in {STEPS} steps, and its gradients have "
-                f"{wanted}: some travel more than once. Is a tied weight counted once?"
+                f"Rank {rank} sent {sent} elements in {STEPS} steps, but its gradients have "
+                f"{wanted}: some were sent more than once. Is a tied weight counted once?"
             )
     return None
 
@@ -314,9 +313,9 @@ HOOKS = Task(
         Criterion("each gradient is sent once, when it is ready", 2, _hooks_calls, on=("",)),
     ),
     hints=(
-        "Which hook runs after a parameter's .grad has its final value, and what is it given?",
-        "p.register_post_accumulate_grad_hook(f) calls f(p). A parameter that takes no gradient "
-        "refuses the hook.",
+        "Which hook runs after a parameter's .grad has its final value, and what does it receive?",
+        "p.register_post_accumulate_grad_hook(f) calls f(p). On a parameter with "
+        "requires_grad=False this raises an error.",
         "The hook does to one gradient what lesson 03 did to all of them after backward. Which "
         "parameters get it? model.parameters() names a tied one once.",
     ),
@@ -417,7 +416,7 @@ def _bucket_calls(seen: Observed) -> str | None:
             if seen.case.world == 1 and not calls:
                 continue
             if other := {call.op for call in calls} - {"all_reduce"}:
-                return f"Rank {rank} calls {min(other)}. Here each bucket is one all_reduce."
+                return f"Rank {rank} calls {min(other)}. Send each bucket in one all_reduce."
             made = [call.elements for call in calls]
             if made != wanted[model]:
                 return _wrong_buckets(rank, made, sizes[model], nets[model][1]["limit"])
@@ -429,12 +428,11 @@ def _wrong_buckets(rank: int, made: list[int], sizes: list[int], limit: int) -> 
     mistakes = {
         "the last layers come first.": _buckets(sizes[::-1], limit),
         "one for each parameter.": sizes,
-        "those of a limit in bytes. Here it counts elements.": _buckets(sizes, limit // 4),
-        "one may hold exactly as many as the limit.": _buckets(sizes, limit - 1),
-        "an earlier bucket had room. A new one is started, and those before it are closed.": (
-            _first_fit(sizes, limit)
-        ),
-        "each was closed when it had reached the limit. Close it before it would grow beyond.": (
+        "as if `limit` were bytes. It counts elements.": _buckets(sizes, limit // 4),
+        "a bucket may hold exactly `limit` elements.": _buckets(sizes, limit - 1),
+        "a parameter went into an earlier bucket. Once a new bucket is started, do not fill "
+        "earlier ones.": (_first_fit(sizes, limit)),
+        "each was closed after it had reached the limit. Close it before it gets larger.": (
             _reached(sizes, limit)
         ),
     }
@@ -444,8 +442,8 @@ def _wrong_buckets(rank: int, made: list[int], sizes: list[int], limit: int) -> 
             return f"With limit {limit}, rank {rank} sent buckets of {made} elements: {words}"
     more = "" if len(made) >= len(wanted) else " Is a bucket sent when its last gradient is there?"
     return (
-        f"With limit {limit}, rank {rank} sent {made or 'nothing'} in a backward, where buckets of "
-        f"{wanted} elements were to be sent.{more}"
+        f"With limit {limit}, rank {rank} sent {made or 'nothing'} in a backward, but buckets of "
+        f"{wanted} elements were expected.{more}"
     )
 
 
@@ -462,12 +460,11 @@ BUCKETS = Task(
         Criterion("ranks whose backward runs in another order", 1, _values, on=("order",)),
     ),
     hints=(
-        "When is a bucket complete? What must you know of it, and who tells you?",
+        "When is a bucket complete? How does a hook know which of its gradients are missing?",
         "Plan the buckets once. Count down in each hook; at 0 the bucket is ready. May bucket 2 "
         "leave before bucket 1?",
-        "A hook takes p out of its bucket's set of missing gradients. Then, while the next bucket "
-        "in order misses none, that bucket goes. What has to be as it was when the next backward "
-        "begins?",
+        "A hook removes p from its bucket's set of missing gradients. While the next bucket in "
+        "order misses none, send it. What must you reset before the next backward?",
     ),
     debrief="DDP's buckets hold 25 MiB (the first 1 MiB). With gradient_as_bucket_view=True the "
     "gradients are views of them, so nothing is copied back; and it launches bucket k + 1 after "
@@ -528,15 +525,15 @@ def _in_flight(seen: Observed, rank: int, used: list[int]) -> str | None:
         end = reduces[number].finished
         if end is None or moment < end - WAKING:
             return (
-                f"Rank {rank} computes with a gradient while its all-reduce is under way: what it "
-                "finds there is left to chance. Divide before the call, or after the wait."
+                f"Rank {rank} computes with a gradient while its all-reduce is in flight, so the "
+                "value is undefined. Divide before the call, or after the wait."
             )
     ends = [s.finished for s in seen.spans if (s.rank, s.name) == (rank, "backward")]
     for calls, end in zip(_backwards(seen, rank), ends, strict=True):
         if any(call.finished is None or call.finished > end for call in calls):
             return (
-                f"When backward() returned on rank {rank}, a gradient was still under way: wait "
-                "for every Work before it does."
+                f"When backward() returned on rank {rank}, a gradient was still in flight: wait "
+                "for every Work before backward() returns."
             )
     return None
 
@@ -572,15 +569,17 @@ def _exposed(seen: Observed, rank: int, backwards: list[list[Record]]) -> str | 
     calls, last = backwards[worst], max(nap.finished for nap in computing[worst])
     if calls[0].started > last and len(calls) == 1:
         return (
-            "All gradients travel in one call, when the last of them is there: nothing is left "
-            "to compute that could hide it. Send each from its own hook."
+            "All gradients travel in one call, when the last of them is ready. Then no "
+            "computation is left that could hide it. Send each from its own hook."
         )
     if calls[0].started > last:
-        return "The first call is made when backward has computed everything: nothing is hidden."
+        return (
+            "The first call is made after backward has computed everything, so nothing is hidden."
+        )
     if len(calls) > 1 and all(a.finished and a.finished <= b.started for a, b in pairwise(calls)):
         return (
-            "Each call is complete before backward computes on: the hook waits. Who should wait, "
-            "and when?"
+            "Each hook waits for its call, so backward cannot continue until the call is "
+            "complete. Until when can you put off waiting?"
         )
     return f"Less than {LEAST:.0%} of the communication is hidden behind computing."
 
@@ -609,10 +608,11 @@ OVERLAP = Task(
         Criterion("at least half of the communication is hidden", 3, _overlap_timeline),
     ),
     hints=(
-        "Who waits for the first gradient to arrive? Need it be the one who computes the next?",
-        "async_op=True returns a Work. Somebody must wait for each before backward() returns.",
-        "Which hook of a backward is the last one? Or: lesson 05, step 4, has a way to call a "
-        "function when backward has ended. Either may wait, divide, and make room for the next.",
+        "Does backward need the averaged gradient of one layer to compute the next layer's? Until "
+        "when can you put off waiting for it?",
+        "async_op=True returns a Work. Wait for each before backward() returns.",
+        "Which hook runs last in a backward? Or: lesson 05, step 4, has a way to call a function "
+        "when backward has ended. There, wait, divide, and clear your list for the next backward.",
     ),
     debrief="On a GPU, wait() makes a stream wait, not the program. DDP's reducer does the same "
     "in its own final callback, and so does ZeRO-2.",
@@ -707,8 +707,8 @@ def _wrong_after(
         newest = [now - before[index] for now, before in zip(parts, inside, strict=True)]
         if close(got[index], own + torch.stack(newest).mean(0)):
             return (
-                f"Rank {rank}{where}: only the last micro-batch's gradient was averaged; what had "
-                "been collected before stayed its own. Reduce the accumulated .grad."
+                f"Rank {rank}{where}: only the last micro-batch's gradient was averaged, without "
+                "what had accumulated before. Reduce the accumulated .grad."
             )
         if close(got[index], parts[rank]) and "exception" in where:
             return (
@@ -723,11 +723,16 @@ def _quiet_calls(seen: Observed) -> str | None:
     for rank in range(seen.case.world):
         silent, synced = seen.calls(rank, "silent"), seen.calls(rank, "synced")
         if silent:
-            return f"Rank {rank} made {len(silent)} calls under no_sync, and none is needed there."
+            return (
+                f"Rank {rank} made {len(silent)} calls under no_sync, but must send nothing there."
+            )
         if not synced and seen.case.world > 1:
             return f"Rank {rank} made no call in the backward that should average."
         if len(seen.calls(rank)) > len(synced):
-            return f"Rank {rank} sends outside of backward: the last backward brings all together."
+            return (
+                f"Rank {rank} sends outside of backward. Send in the first backward outside of "
+                "the context."
+            )
     every = [_backwards(seen, rank, "synced") for rank in range(seen.case.world)]
     for number, by_rank in enumerate(zip(*every, strict=True)):
         calls = [call for mine in by_rank for call in mine]
@@ -749,10 +754,10 @@ NO_SYNC = Task(
         Criterion("nested contexts, an exception, another model", 1, _quiet_values, on=("odd",)),
     ),
     hints=(
-        "What does the hook have to know, and where can both the hook and the context see it?",
+        "What must the hook know, and where can both the hook and the context see it?",
         "contextlib.contextmanager makes a context of a generator. What if the block raises?",
-        "The context sets a switch, and puts it back to what it was, whatever happened in between. "
-        "A switch for each model: where does it live?",
+        "The context sets a switch and afterwards restores its old value, even after an "
+        "exception. Each model has its own switch: where do you keep it?",
     ),
     debrief="torch's DDP decides in forward whether the coming backward sends, so its no_sync must "
     "cover forward as well; around backward alone it does nothing.",
@@ -808,29 +813,29 @@ def _rebuild_told(seen: Observed) -> str | None:
             if seen.case.world == 1 and not calls:
                 continue
             if other := {call.op for call in told} - {"broadcast"}:
-                return f"Rank {rank} calls {min(other)}. One broadcast tells the order."
+                return f"Rank {rank} calls {min(other)}. Use one broadcast for the order."
             if step and told:
                 return (
-                    f"Rank {rank} calls broadcast in backward {step + 1} of a model. The order is "
-                    "told once, in the first."
+                    f"Rank {rank} calls broadcast in backward {step + 1} of a model. Send the "
+                    "order once, in the first."
                 )
             if not step and len(told) != 1:
                 return (
                     f"Rank {rank} made {len(told)} broadcasts in the first backward of a model; "
-                    "one tells the order."
+                    "one is enough for the order."
                 )
             if told and told[0].peer:
-                return f"Rank {told[0].peer} tells its order. The order of rank 0 is asked for."
+                return f"Rank {told[0].peer} sends its order. Use the order of rank 0."
             if told and told[0].elements > len(sizes[model]):
                 return (
                     f"Rank {rank} broadcast {told[0].elements} elements; {len(sizes[model])} "
-                    "numbers of parameters are enough."
+                    "are enough, one for each parameter."
                 )
             reduced = sum(call.elements for call in calls if call.op == "all_reduce")
             if reduced != sum(sizes[model]):
                 return (
-                    f"Rank {rank} sent {reduced} elements in a backward, and its gradients have "
-                    f"{sum(sizes[model])}: each travels once."
+                    f"Rank {rank} sent {reduced} elements in a backward, but its gradients have "
+                    f"{sum(sizes[model])}: send each once."
                 )
     return None
 
@@ -857,8 +862,8 @@ def _rebuild_buckets(seen: Observed) -> str | None:
                 )
             if made == _buckets(sizes[model][::-1], limit):
                 return (
-                    f"Rank {rank} sent buckets of {made} elements: what came first is in the last "
-                    "one. Fill them in the order of arrival."
+                    f"Rank {rank} sent buckets of {made} elements: the gradients that came first "
+                    "are in the last one. Fill the buckets in the order of arrival."
                 )
             return _wrong_buckets(rank, made, sizes[model], limit)
     return _kept_back(seen, wanted, lag=1, first=len(sizes)) if seen.case.world > 1 else None
@@ -883,8 +888,9 @@ REBUILD = Task(
         "What would two ranks send if each made its buckets in its own order?",
         "When does a rank know that the first backward is over, and may it wait for a broadcast "
         "then?",
-        "Each hook appends its parameter's number to a list. When the list is complete and all is "
-        "sent, broadcast it from rank 0, fill new buckets from what came, and empty the list.",
+        "Each hook appends its parameter's number to a list. When the list is complete and all "
+        "gradients are sent, broadcast it from rank 0, fill new buckets in this order, and empty "
+        "the list.",
     ),
     debrief="torch's DDP does this after its first backward, unless find_unused_parameters is on: "
     "then the order may differ from step to step.",

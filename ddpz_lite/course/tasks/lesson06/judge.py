@@ -100,11 +100,12 @@ def _kept(seen: Observed) -> str | None:
             own = gradient - _largest(gradient, k)
             mistakes = {
                 "is all zeros: what was not sent is lost.": torch.zeros_like(total),
-                "lacks more than k entries: others are as large as the smallest that was sent.": (
+                "lacks more than k entries. Others are as large as the smallest one that was "
+                "sent, but were not sent.": (
                     total * (total.abs() < total.abs().flatten().topk(k).values[-1])
                 ),
                 "still holds what was sent, so it will be sent again.": total,
-                "is what the mean lacks of it: a rank subtracts what it has sent itself.": (
+                "is this rank's total minus the mean. Subtract what this rank itself has sent.": (
                     total - mean if _like(mean, total) else wanted
                 ),
                 "forgets the residual of the step before.": own,
@@ -113,7 +114,7 @@ def _kept(seen: Observed) -> str | None:
                     total - _largest(total, k, of=lambda t: t)
                 ),
                 "is what was sent, and not what was left.": total - wanted,
-                "is the rest of the gradient's largest: choose among gradient + residual.": (
+                "lacks the largest entries of the gradient. Choose among gradient + residual.": (
                     total - total * (_largest(gradient, k) != 0)
                 ),
             }
@@ -139,12 +140,12 @@ def _top_k_mean(seen: Observed) -> str | None:
             what = f"Rank {rank}'s mean in step {step + 1}"
             mistakes = {
                 "is the sum over the ranks. Divide by their number.": sent.sum(0),
-                "is half of the sum. Ask how many ranks there are.": sent.sum(0) / 2,
+                "is half of the sum. Use dist.get_world_size().": sent.sum(0) / 2,
                 "is what the rank sent itself: nothing of the others arrived.": sent[rank],
                 "is the mean of all entries, but each rank sends only k.": torch.stack(
                     _totals(seen, number)
                 ).mean(0),
-                "divides a place by the ranks that sent it, and not by all.": (
+                "divides each place by the number of ranks that sent it. Divide by all ranks.": (
                     sent.sum(0) / (sent != 0).sum(0).clamp(min=1)
                 ),
                 "has one rank's value alone where several sent the same place: add them up.": (
@@ -218,8 +219,8 @@ TOP_K = Task(
         Criterion("the same bits on all ranks; the inputs stay", 1, _top_k_same),
     ),
     hints=(
-        "What must another rank know of an entry besides its value? What does this rank have to "
-        "remember of an entry that it does not send? What if two ranks send the same place?",
+        "What must another rank know about an entry besides its value? What must this rank keep "
+        "of an entry that it does not send? What if two ranks send the same place?",
         "Add the residual first, then choose. The new residual is the total with zeros at the "
         "chosen places. The rest follows from gathering values and places.",
         "total = gradient + residual; places = total.abs().flatten().topk(k).indices; all_gather "
@@ -304,7 +305,7 @@ def _off(got: Any, stack: torch.Tensor, rank: int, call: int, step: float) -> st
         return None
     near = {
         "is the sum over the ranks. Divide by their number.": stack.sum(0),
-        "is half of the sum. Ask how many ranks there are.": stack.sum(0) / 2,
+        "is half of the sum. Use dist.get_world_size().": stack.sum(0) / 2,
         "is the rank's own gradient.": stack[rank],
         "is zero everywhere: the steps are too large for it.": torch.zeros_like(mean),
         **{f"adds up int8 {where}": sums for where, sums in _wrapped_sums(stack).items()},
@@ -540,7 +541,7 @@ def _local_cure(
         return f"Rank {rank} went through {len(mine['during'])} steps, and there are {steps}."
     ways: dict[str, dict[str, Any]] = {
         "training continued with the sum of all weights, which is N times as long.": {"scale": 1.0},
-        "the sum was divided by 2. Ask how many ranks there are.": {"scale": 0.5},
+        "the sum was divided by 2. Use dist.get_world_size().": {"scale": 0.5},
         "weights were never averaged.": {"meet": lambda s, m: False, "tail": False},
         "the steps after the last meeting were never averaged.": {"tail": False},
         "weights are those of DDP: ranks average in every step instead of stepping alone.": {
@@ -551,15 +552,15 @@ def _local_cure(
         },
         "ranks meet a step too early.": {"meet": lambda s, m: (s - 1) % every == 0},
         "ranks meet a step too late.": {"meet": lambda s, m: s > 1 and (s - 1) % every == 0},
-        "weights are averaged, and the momenta are not.": {"momenta": "own"},
+        "weights are averaged, but the momenta are not.": {"momenta": "own"},
         "momenta start from zero after a meeting. Average them.": {"momenta": "dropped"},
         "ranks meet only at the end.": {"meet": lambda s, m: False},
         "gradients of earlier steps are still there: a step starts with zeros.": {"slip": "kept"},
         "each micro-batch had its own optimizer step. Add up their gradients first.": {
             "slip": "each"
         },
-        "gradients are averaged and weights are not. Each rank steps alone, so the weights have "
-        "moved apart.": {"slip": "gradients"},
+        "gradients are averaged, but weights are not. Each rank steps alone, so the weights "
+        "differ by now.": {"slip": "gradients"},
         "the sum over micro-batches was divided; the text asks for their sum.": {"slip": "mean"},
     }
     for words, way in ways.items():
@@ -734,9 +735,8 @@ def _momentum_left(seen: Observed) -> str | None:
                 "still holds what was sent, so it will be sent again.": total,
                 "is all zeros: what was not sent is lost.": torch.zeros_like(total),
                 "forgets the residual of the step before.": velocity - _largest(velocity, k),
-                "is the rest of the velocity's largest: choose among all that the rank holds.": (
-                    total - total * (_largest(velocity, k) != 0)
-                ),
+                "lacks the largest entries of the velocity. Choose among all that the rank "
+                "holds.": (total - total * (_largest(velocity, k) != 0)),
                 "is made of gradients, but what a rank did not send are velocities.": of_gradients,
             }
             what = f"Rank {rank}'s residual after step {step + 1}"

@@ -105,19 +105,19 @@ def _mistakes(
     before = states[step]
     own = torch.cat([row.chunk(world)[peer] for peer, row in enumerate(every)])
     weights = {
-        "are the weights before the step: pull when the servers have updated them.": before,
-        "took the sum of the gradients; SGD in lockstep takes their mean.": (
+        "are the weights before the step: pull after the servers have updated them.": before,
+        "used the sum of the gradients; SGD in lockstep uses their mean.": (
             before - rate * every.sum(0)
         ),
-        "took on each server the gradient of that rank alone: push to the others, too.": (
+        "used on each server only that rank's own gradient: push to the other servers, too.": (
             before - rate * own
         ),
-        "took this rank's own gradient alone: every server needs the gradients of all ranks.": (
+        "used only this rank's own gradient: every server needs the gradients of all ranks.": (
             before - rate * every[rank]
         ),
         "went up the gradient, not down.": before + rate * every.mean(0),
-        "took the mean at a rate of 1: `rate` is handed in.": before - every.mean(0),
-        "began at the shard before step 1: a step updates `shard` in place.": (
+        "used the mean with a rate of 1: multiply by `rate`.": before - every.mean(0),
+        "began from the shard before step 1: update `shard` in place in each step.": (
             states[0] - rate * every.mean(0)
         ),
     }
@@ -151,7 +151,7 @@ def _server_shards(seen: Observed) -> str | None:
         for step in range(STEPS):
             before, after = (padded_shards([states[step + n]], len(model)) for n in (0, 1))
             for rank, got in enumerate(seen.data):
-                mistakes = {"is what it was before the step: update it in place.": before[rank]}
+                mistakes = {"has not changed in this step: update it in place.": before[rank]}
                 what = f"Rank {rank}'s shard after step {step + 1}"
                 if told := explain(got["shards"][place][step], after[rank], what, mistakes):
                     return told
@@ -180,7 +180,7 @@ def _server_bytes(seen: Observed) -> str | None:
             rank = sent.index(max(sent))
             how = "Push to a server the part that it serves, and pull from it that part."
             if min(sent) < max(sent):
-                how = "It does more than the others do: let every rank serve its part."
+                how = "It sends more than the other ranks: let every rank serve its part."
             return (
                 f"Rank {rank} sent {max(sent):,} bytes; 2(N-1)/N of the weights is {most:,}. {how}"
             )
@@ -314,12 +314,12 @@ CLOCKS: dict[str, dict[str, Any]] = {
     "It counts from the mean of the workers; the bound is against the slowest.": {
         "slowest": lambda done: sum(done) / len(done)
     },
-    "It forgets the workers that wait: return them when the slowest has caught up.": {
+    "It forgets the waiting workers: return them when the slowest one has caught up.": {
         "forgets": True
     },
     "It returns one worker at a time, where several may begin.": {"one": True},
-    "left() returned no worker: the one that left may have been the slowest, so others may begin "
-    "now.": {"silent": True},
+    "left() returned no worker: the worker that left may have been the slowest, so others may "
+    "begin now.": {"silent": True},
     "It still counts a worker that has left: remove it.": {"stay": True},
     "It returns a worker that has left.": {"ghosts": True},
 }
@@ -562,8 +562,8 @@ LARGEST_RATE = Task(
     hints=(
         "Without delay w is multiplied by 1 - rate * curvature. When does that shrink, and for "
         "which of several curvatures first not?",
-        "At the limit w swings with a constant height: w[t] = exp(i * angle * t). What do lengths "
-        "and angles say?",
+        "At the limit w swings with a constant height: w[t] = exp(i * angle * t). What do the "
+        "recursion's lengths and angles then require?",
         "2 * sin(pi / (4 * delay + 2)), over the largest curvature.",
     ),
     debrief="The curvatures of a real model are unknown. People lower the rate with the number of "
@@ -709,14 +709,14 @@ SERVERS: dict[str, Callable[[int], Any]] = {
     "It lets one worker compute at a time, whatever the bound is.": _server(
         stale=lambda ages: 0 if not ages else 1 << 30
     ),
-    "It counts the updates since a pull, and not those that may still come first: each other "
-    "worker in flight can push before.": _server(stale=lambda ages: max(ages, default=0)),
-    "It counts the workers in flight, and not the updates since their pulls: a slow worker's "
-    "gradient grows older while others come and go.": _server(stale=len),
+    "It counts the updates since a pull, but not the updates that may still come: each other "
+    "worker in flight can push before this one.": _server(stale=lambda ages: max(ages, default=0)),
+    "It counts the workers in flight, but not the updates since their pulls: a slow worker's "
+    "gradient grows older while others push and pull.": _server(stale=len),
     "A worker's own push does not make its gradient older: count only the others.": _server(
         stale=lambda ages: max(ages, default=0) + len(ages) + 1
     ),
-    "The worker that begins is itself one more in flight for all the others.": _server(
+    "The worker that begins is in flight too, so it counts for all the others.": _server(
         stale=lambda ages: max(ages, default=0) + len(ages) - 1
     ),
     "The oldest gradient in flight decides, not the newest.": _server(
@@ -725,9 +725,8 @@ SERVERS: dict[str, Callable[[int], Any]] = {
     "The oldest gradient in flight decides, not the mean.": _server(
         stale=lambda ages: sum(ages) / max(1, len(ages)) + len(ages)
     ),
-    "It looks once and lets all begin: each one that begins is in flight for the next.": _server(
-        at_once=True
-    ),
+    "It checks once and lets all begin. Each worker that begins is in flight when you check the "
+    "next one.": _server(at_once=True),
     "It returns one worker at a time, where several may begin.": _server(most=1),
     "It forgets the workers that wait: a later call has to return them.": _server(
         caller=True, silent=("pushed", "left")
@@ -860,8 +859,8 @@ UPDATE_BOUND = Task(
     hints=(
         "Four workers have just pulled the same weights. How old can the gradient of the last one "
         "to push be, before a worker pulls again?",
-        "For each worker in flight, two things add up: the updates since its pull, and the workers "
-        "that may push before it. What does a push change in that sum, and what does a pull?",
+        "For each worker in flight, two numbers add up: the updates since its pull, and the "
+        "workers that may push before it. How does a push change this sum, and how does a pull?",
         "Keep updates, {worker: updates at its pull}, and a queue. After each call, while a worker "
         "waits and (updates - oldest pull) + (workers in flight) <= bound: the first in the queue "
         "begins.",

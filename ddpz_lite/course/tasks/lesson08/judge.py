@@ -120,7 +120,7 @@ def _bytes_values(seen: Observed) -> str | None:
     return None
 
 
-BY_KIND = "Take each kind by itself: bytes for one element, and how many elements lie on a rank."
+BY_KIND = "Count each kind separately: the bytes of one element, and the elements on a rank."
 
 
 def named(
@@ -165,12 +165,11 @@ BYTES_MISTAKES: dict[str, Callable[..., float]] = {
     ),
     "The fp32 copy belongs to the optimizer: it is sharded from stage 1 on, not from stage 3 as "
     "the parameters are.": _mixed(more=(4, 0, -4)),
-    "In mixed precision the parameters that compute take 2 bytes.": _mixed(more=(2, 0, 0)),
+    "In mixed precision the parameters used in forward take 2 bytes.": _mixed(more=(2, 0, 0)),
     "In mixed precision gradients take 2 bytes.": _mixed(more=(0, 2, 0)),
     "This optimizer does not keep what AdamW keeps.": _always(optimizer="adamw"),
-    "A rank holds whole elements: also of fewer parameters than ranks somebody holds one.": _always(
-        shard=lambda psi, world: 0 if psi < world else -(-psi // world)
-    ),
+    "A rank holds whole elements: of fewer parameters than ranks, some rank still holds "
+    "one.": _always(shard=lambda psi, world: 0 if psi < world else -(-psi // world)),
     "A rank holds whole elements: its share is rounded up.": _always(
         shard=lambda psi, world: psi // world
     ),
@@ -205,7 +204,8 @@ STATE_BYTES = Task(
         ">= 3 "
         "the parameters: three products, one sum.",
     ),
-    debrief="Real runs add padding, step counters, buckets and the unit that is gathered just now. "
+    debrief="Real runs add padding, step counters, buckets and the unit that is gathered at the "
+    "moment. "
     "DeepSpeed's estimators count gradients in fp32 as well.",
 )
 
@@ -292,7 +292,7 @@ def _world_values(seen: Observed) -> str | None:
         else:
             cure = named(questions, given, smallest_world, WORLD_MISTAKES)
         if cure is None and value is None:
-            cure = f"It does fit, in {MOST} ranks or fewer."
+            cure = f"It fits on {MOST} ranks or fewer."
         elif cure is None and value < right:
             cure = f"With {value} ranks a rank needs more than it has."
         return f"{asked}: {answer!r} is wrong. {cure or 'A smaller world fits as well.'}"
@@ -313,8 +313,8 @@ WORLD_MISTAKES: dict[str, Callable[..., int | None]] = {
     "The activations take memory, too, and no stage shards them.": _search(activations=0),
     "Each rank needs all its activations: no stage shards them.": _search(divided=True),
     "Not everything is divided by N at this stage; some of it stays on each rank.": _by_division,
-    "One rank fewer fits as well: to the last byte is enough.": _search(fits=operator.lt),
-    "A smaller world fits as well: any number of ranks is a world.": _search(
+    "One rank fewer fits as well: memory may be used to the last byte.": _search(fits=operator.lt),
+    "A smaller world fits as well: N need not be a power of two.": _search(
         worlds=[1 << k for k in range(11)]
     ),
     f"The largest world to try is {MOST}.": _search(worlds=range(1, MOST)),
@@ -351,7 +351,7 @@ SMALLEST_WORLD = Task(
     ),
     debrief="Fitting is not the end: fewer samples per rank, or activation checkpointing, often "
     "buys "
-    "more than another rank. And a GPU's allocator wants some percent for itself.",
+    "more than another rank. And a GPU's allocator needs a few percent of the memory.",
 )
 
 # -- 08.which_program ------------------------------------------------------------------------------
@@ -549,11 +549,12 @@ def _program_cure(
     sharded, truly = (s >= KINDS[kind] for s in (stage, right[0]))
     if alone:
         return (
-            f"{told}At {world_name(alone[0])} alone it could be: half the elements take as much as "
-            "elements of half the size. The other world sizes tell them apart."
+            f"{told}At {world_name(alone[0])} alone it would be possible, because half the "
+            "elements take as many bytes as elements of half the size. The other world sizes tell "
+            "them apart."
             if sharded != truly
-            else f"{told}At {world_name(alone[0])} this cut leaves as much as another one. The "
-            "other world sizes tell them apart."
+            else f"{told}At {world_name(alone[0])} this cut leaves as many elements as another "
+            "one. The other world sizes tell them apart."
         )
     if sharded and not truly:
         return f"{told}They do not shrink with the number of ranks: they are not sharded."
@@ -561,8 +562,13 @@ def _program_cure(
         return f"{told}They shrink with the number of ranks: they are sharded."
     if cut != right[2]:
         held = ", ".join(f"{_elements(shapes, world, cut):,}" for world in measured)
-        return f"{told}Cut as you say, the fullest rank has {held} elements: these do not fit."
-    return f"{told}Divide by the elements of the fullest rank: what does one of them take?"
+        return (
+            f"{told}With your cut the fullest rank has {held} elements, which does not fit these "
+            "bytes."
+        )
+    return (
+        f"{told}Divide by the elements of the fullest rank: how many bytes does one of them take?"
+    )
 
 
 WHICH_PROGRAM = Task(
@@ -582,8 +588,8 @@ WHICH_PROGRAM = Task(
         ),
     ),
     hints=(
-        "Half the bytes: are these half the elements, or elements of half the size? What would the "
-        "one and the other show with three ranks?",
+        "Half the bytes: are these half the elements, or elements of half the size? What would "
+        "each of the two show with three ranks?",
         "There are not many programs. For each, count the elements of each kind on the fullest "
         "rank at each world size.",
         "A program is right if for each kind bytes / elements is the same number at all world "

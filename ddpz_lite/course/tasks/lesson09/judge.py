@@ -83,7 +83,7 @@ def _owner_form(owners: Any, sizes: list[int], rank: int, world: int) -> str | N
     if len(owners) != len(sizes):
         return f"Rank {rank} returned {len(owners)} owners for {len(sizes)} parameters."
     if bad := [owner for owner in owners if not 0 <= whole(owner) < world]:
-        return f"{whole(bad[0])} is not a rank: nobody would update that parameter."
+        return f"{whole(bad[0])} is not a rank: no rank would update that parameter."
     return None
 
 
@@ -105,24 +105,24 @@ def _unbalanced(sizes: list[int], owners: list[int], world: int) -> str | None:
     placed = dict(zip(largest_first, owners, strict=True))  # if they were meant in that order
     if max(sum(sizes[i] for i, o in placed.items() if o == r) for r in range(world)) <= best:
         return (
-            "These are the owners of the parameters in another order, the largest first. Owner i "
-            "must be that of sizes[i]."
+            "These are the owners in the order of the parameters from the largest to the "
+            "smallest. Owner i must own the parameter of sizes[i]."
         )
     if max(loads) == sum(sizes):
         return f"Rank {loads.index(max(loads))} owns everything: nothing is sharded."
     if max(loads) != _in_turn(sizes, world) and max(counts) - min(counts) <= 1:
         return (
-            f"Each rank owns as many parameters ({counts}), but not as many elements: {loads}; "
-            f"{best} are possible for the fullest. Balance elements."
+            f"The ranks own equally many parameters ({counts}), but not equally many elements: "
+            f"{loads}. The fullest one could own {best}. Balance elements."
         )
     return (
-        f"The fullest rank owns {max(loads)} elements, and {best} are possible: {loads}. Which "
+        f"The fullest rank owns {max(loads)} elements, but {best} are possible: {loads}. Which "
         "parameter do you place first?"
     )
 
 
 def _owner_quiet(seen: Observed) -> str | None:
-    return silent(seen, "All ranks know all sizes; nothing must be sent.") or unchanged(seen)
+    return silent(seen, "All ranks know all sizes, so do not send anything.") or unchanged(seen)
 
 
 OWNERS = Task(
@@ -139,7 +139,8 @@ OWNERS = Task(
         Criterion("nothing is sent, and sizes stay as they are", 1, _owner_quiet),
     ),
     hints=(
-        "If a large parameter comes last, where can it still go without tipping the balance?",
+        "If a large parameter comes last, on which rank can you still place it without losing the "
+        "balance?",
         "Place the largest first, each on the rank that has the fewest elements so far.",
         "order = sorted(range(len(sizes)), key=lambda i: -sizes[i]); for i in order: the rank with "
         "the smallest load gets it; ties go to the lowest rank, so that all agree.",
@@ -275,11 +276,11 @@ def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
     near = partial(torch.isclose, rtol=RTOL, atol=1e-5)
     moved, fine = ~torch.isclose(flat, start), near(flat, good)
     if not moved.any():
-        return "nothing has moved. Do the updated shards come back into the parameters?"
+        return "the parameters have not changed. Do you copy the updated shards back into them?"
     if fine.any() and torch.equal(fine | ~moved, torch.ones_like(fine)):
         return (
-            f"{int((~fine).sum())} of {len(flat)} elements are still what they were. Who owns "
-            "them, and is what the owners updated gathered afterwards?"
+            f"{int((~fine).sum())} of {len(flat)} elements have not changed. Which rank owns "
+            "them, and do you gather the owners' updates afterwards?"
         )
     known: dict[str, Gradients] = {
         "the gradients were added up over the ranks, not averaged.": (
@@ -342,13 +343,13 @@ def _zero1_used(seen: Observed) -> str | None:
     if factors.isnan().any():  # a sum in place of the mean is another criterion's business
         factors = _factors(seen, begun * case.world)
     if left := int(factors[0].isnan().sum()):
-        return f"After the first step, no rank's exp_avg holds that of {left} elements."
+        return f"After the first step, {left} elements have no exp_avg on any rank."
     right = _on_the_mean(case, STEPS, list(factors))
     for rank, got in enumerate(seen.data):
         if not all(close(a, b, rtol=RTOL) for a, b in zip(got["after"][-1], right, strict=True)):
             return (
-                f"Each rank's exp_avg was changed between steps, and rank {rank}'s parameters do "
-                "not show it. The states that are kept must be those that make the step."
+                "The check changed each rank's exp_avg between steps, but this had no effect on "
+                f"rank {rank}'s parameters. Make the step with the states that you keep."
             )
     return None
 
@@ -387,8 +388,9 @@ def _zero1_traffic(seen: Observed) -> str | None:
     if sent <= most + start:
         return None
     return (
-        f"All ranks sent {sent:,} bytes in three steps with {ops_of_all(seen)}. Gradients to "
-        f"their owners and parameters back to all is {most:,}, what an all-reduce alone costs."
+        f"All ranks sent {sent:,} bytes in three steps with {ops_of_all(seen)}. Sending gradients "
+        f"to their owners and parameters back to all ranks takes {most:,}, as much as one "
+        "all-reduce."
     )
 
 
@@ -409,11 +411,10 @@ ZERO1 = Task(
         Criterion("sends no more than an all-reduce", 2, _zero1_traffic),
     ),
     hints=(
-        "Which elements does rank r update? Which gradients does it need, and who needs its "
-        "result?",
+        "Which elements does rank r update? Which gradients does it need, and which ranks need "
+        "its result?",
         "Lay parameters and gradients end to end and pad: a flat buffer of N equal shards. The "
-        "inner "
-        "optimizer knows one parameter, the own shard.",
+        "inner optimizer has one parameter, this rank's shard.",
         "step: flat gradient -> reduce_scatter (given) / world -> shard.grad; optimizer.step() on "
         "the shard; all_gather (given) of the shards; copy back into the parameters.",
     ),
@@ -518,27 +519,27 @@ def _muon_cure(
         moved, torch.stack([_newton_schulz(g) for g in own]).mean(0), rtol=2 * MUON_RTOL
     ):
         return (
-            f"{what} moved by the mean of what the ranks orthogonalised. That is not what becomes "
-            "of the mean: average the gradients first."
+            f"{what} moved by the mean of matrices that each rank orthogonalised alone. Average "
+            "the gradients first, then orthogonalise."
         )
     if step and close(moved, _newton_schulz(mean), rtol=2 * MUON_RTOL):
-        return f"{what} moved by the last gradient alone. The momentum belongs into momenta[i]."
+        return f"{what} moved by the last gradient alone. Keep the momentum in momenta[i]."
     alone = [_muon(case, step + 1, mean=False, rank=r)[index] for r in range(case.world)]
     if any(map(near, alone)):
         return f"{what} is that of one rank's gradient: average over the ranks first."
     mistakes: dict[str, Any] = {
-        "was orthogonalised in slices of its rows. A slice cannot know the others: one rank needs "
-        "the whole matrix.": {"direction": _in_rows(case.world)},
+        "was orthogonalised in slices of its rows. Each row depends on the other slices, so one "
+        "rank needs the whole matrix.": {"direction": _in_rows(case.world)},
         "moved by the momentum as it is: it was not orthogonalised.": {"direction": torch.clone},
-        "moved with an earlier learning rate; it changes.": {"rate": RATES[0]},
+        "moved with an earlier learning rate. Use the `lr` of this call.": {"rate": RATES[0]},
     }  # fmt: skip
     for words, mistake in mistakes.items():
         if near(_muon(case, step + 1, **mistake)[index]):
             return f"{what} {words}"
     if step:
         return (
-            f"{what} is wrong, and that of step 0 was right: it takes the momentum that is in "
-            "momenta[i], before anything is orthogonalised."
+            f"{what} is wrong, but was right after step 0. Add to the momentum that is in "
+            "momenta[i], and orthogonalise only the result."
         )
     return None
 

@@ -95,13 +95,15 @@ def _shard_values(seen: Observed, step: int) -> str | None:
             if now is None:
                 return f"{what} is None after backward."
             if type(now) is torch.Tensor and now.numel() == mean.numel() > len(parts[rank]):
-                return f"{what} is the whole gradient; {len(parts[rank])} elements are its share."
+                return f"{what} is the full gradient; the shard has {len(parts[rank])} elements."
 
             def cut(whole: torch.Tensor) -> torch.Tensor:
                 return padded_shards([whole], world)[rank]  # noqa: B023
 
             mistakes = {
-                "holds the second backward alone: add to what is there.": cut(every[-1].mean(0)),
+                "holds only the second backward's gradient: add to the existing shard.": cut(
+                    every[-1].mean(0)
+                ),
                 "is the sum over the ranks. Divide by their number.": cut(mean * world),
                 "is cut from the rank's own gradient: nothing was added up.": cut(
                     every[:, rank].sum(0)
@@ -154,7 +156,7 @@ def _kept_back(seen: Observed, rank: int) -> str | None:
             if (sent := sum(call.bytes_sent for call in calls)) < due:
                 return (
                     f"When backward came to layer {layer} (layer 0 is the first), rank {rank} had "
-                    f"sent {sent} bytes; to reduce the gradients that were ready takes {due}. "
+                    f"sent {sent} bytes, but reducing the gradients that were ready takes {due}. "
                     "Reduce each when it is ready, and keep none for later."
                 )
     return None
@@ -173,7 +175,7 @@ def _shard_traffic(seen: Observed) -> str | None:
         )
     for rank in range(world):
         if len(seen.calls(rank, "backward")) < len(seen.calls(rank)):
-            return f"Rank {rank} sends outside of backward."
+            return f"Rank {rank} sends outside of backward. Send from the hooks."
     return None
 
 
@@ -193,7 +195,7 @@ SHARD = Task(
         Criterion("the bytes of a reduce-scatter", 1, _shard_traffic, on=("",)),
     ),
     hints=(
-        "When is a gradient final, and when is the last moment that anybody needs it whole?",
+        "When is a gradient final, and until when is the full gradient needed?",
         "A post-accumulate hook may set parameter.grad = None. Where do you keep the shard, and "
         "what "
         "if one is there already?",
@@ -305,9 +307,12 @@ def _clipped(inputs: list[dict[str, Any]], rank: int, got: dict[str, Any]) -> st
             if close(now, begun * factor):
                 continue
             if close(now, begun):
-                return f"On rank {rank}, `{name}` are as long as before; scale all in place."
+                return f"On rank {rank}, `{name}` were not scaled; scale all of them in place."
             if factor == 1:
-                return f"On rank {rank}, gradients were scaled though they are short enough."
+                return (
+                    f"On rank {rank}, gradients were scaled, although their norm is at most "
+                    "max_norm."
+                )
             return f"On rank {rank}, `{name}` were not multiplied by max_norm / norm."
     return None
 
@@ -344,8 +349,8 @@ CLIP = Task(
         Criterion("one all-reduce of one number", 1, _clip_calls),
     ),
     hints=(
-        "Norms of parts do not add up. What of them does?",
-        "Every element of the whole model counts once. Who has it: one rank, or all?",
+        "Norms of parts do not add up. Which function of them does?",
+        "Every element of the full gradient counts once. Does one rank have it, or do all?",
         "total = sum of squares of own shards; all_reduce; add the squares of the replicated ones "
         "after that; norm = root; factor = min(1, max_norm / norm); multiply everything.",
     ),
@@ -453,7 +458,7 @@ def _keep_form(seen: Observed) -> str | None:
         sizes = asked["sizes"]
         if plan is None:
             if (best := _fewest(**asked)) is not None:
-                return f"{_asked(asked)}: None is wrong, {list(best[1])} fits."
+                return f"{_asked(asked)}: None is wrong, because {list(best[1])} fits."
             continue
         if type(plan) is not list or [type(p) for p in plan] != [bool] * len(sizes):
             return f"{_asked(asked)}: return a list of {len(sizes)} bools, or None, not {plan!r}."
@@ -465,8 +470,8 @@ def _keep_form(seen: Observed) -> str | None:
             return f"{told} Nothing fits here: return None."
         if _peak(sizes, asked["world"], plan, in_flight=False) <= budget:
             return (
-                f"{told} A sharded bucket is whole, too, until it is reduced, and the shards of "
-                "earlier micro-batches lie beside it."
+                f"{told} A sharded bucket, too, is in memory in full until it is reduced, in "
+                "addition to the shards of earlier micro-batches."
             )
         return f"{told} Whole buckets take 4n bytes each, sharded ones 4 ceil(n / N)."
     return None
@@ -489,13 +494,16 @@ def _keep_fewest(seen: Observed) -> str | None:
         fewest, _ = _fewest(**asked)
         if sent <= fewest:
             continue
-        told = f"{_asked(asked)}: {plan} sends {sent:,} bytes, and {fewest:,} are possible."
+        told = f"{_asked(asked)}: {plan} sends {sent:,} bytes, but {fewest:,} are possible."
         if not any(plan):
             return f"{told} Nothing is kept whole, so each micro-batch reduces everything."
         for order, words in ((1, "smallest"), (-1, "largest")):
             if plan == _greedy(**asked, order=order):
                 return f"{told} Taking the {words} bucket first is not always best."
-        return f"{told} Which buckets, kept whole, also lower what is in flight?"
+        return (
+            f"{told} If you keep a bucket whole, it needs no second buffer. For which buckets "
+            "does this lower the peak?"
+        )
     return None
 
 
@@ -514,9 +522,10 @@ KEEP_WHOLE = Task(
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
-        "When is most memory held? What lies there besides the bucket that is just being reduced?",
-        "Keeping the largest bucket whole can lower the peak of the others: what is in flight is "
-        "then a smaller one.",
+        "When is most memory held? What does the rank hold then, besides the bucket that is being "
+        "reduced?",
+        "Keeping the largest bucket whole can lower the peak of the others, because the bucket in "
+        "flight is then a smaller one.",
         "for plan in itertools.product([False, True], repeat=len(sizes)): compute the peak and the "
         "bytes; keep the cheapest plan whose peak fits.",
     ),

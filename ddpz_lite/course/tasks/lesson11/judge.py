@@ -126,8 +126,8 @@ def _unit_stale(got: dict[str, Any], now: Any, begun: torch.Tensor, index: int) 
             "them. A unit begins freed."
         )
     return (
-        f"The shards were updated, and after the next gather parameter {index} is what it was at "
-        "first. Gather the shards, not a copy."
+        f"The shards were updated, but after the next gather parameter {index} has its first "
+        "value. Gather the shards, not a copy."
     )
 
 
@@ -182,7 +182,7 @@ def _unit_bytes(seen: Observed) -> str | None:
 def _unit_calls(seen: Observed) -> str | None:
     units = seen.case.inputs[0]["units"]
     if wrong := same_calls(seen, ["all_gather"] * GATHERS * len(units)):
-        return f"{wrong} One all_gather brings a unit back."
+        return f"{wrong} One all_gather is enough for a unit."
     sizes = [seen.case.world * _share(unit, seen.case.world) for unit in units] * GATHERS
     for rank in range(seen.case.world):
         for call, size in zip(seen.calls(rank), sizes, strict=False):
@@ -206,7 +206,8 @@ UNIT = Task(
         Criterion("one all_gather for each gather", 1, _unit_calls),
     ),
     hints=(
-        "Autograd keeps a view of the weight. What can you shrink that the view cannot keep alive?",
+        "Autograd keeps a view of the weight. What do the weight and its view share, and how can "
+        "you shrink it?",
         "p.untyped_storage().resize_(0) empties the memory under all views; resize_(bytes) brings "
         "it back. Which way of writing into p does not tell autograd's version counter?",
         "free: p.untyped_storage().resize_(0). gather: resize each storage to numel * itemsize, "
@@ -345,8 +346,8 @@ def _zero3_gradients(seen: Observed, history: list, step: int) -> str | None:
             wrong = explain(now, right, what, cut, rtol=rtol)
             if got["begun"]["bytes"]:
                 wrong = (
-                    f"{wrong} Rank {rank}'s blocks are whole from the beginning: free them, and "
-                    "gather each before it computes."
+                    f"{wrong} Rank {rank}'s blocks are unsharded from the beginning: free them, "
+                    "and gather each before it computes."
                 )
             return wrong
     return None
@@ -363,14 +364,14 @@ def _zero3_mistakes(
 
     now, before = history[step + 1], history[step]
     mistakes = {
-        "is that of old parameters. The shards have changed since: gather them again.": (
+        "was computed with old parameters. The shards have changed since: gather them again.": (
             stack(before).mean(0)
         ),
         "is the sum over the ranks; divide by their number.": stack(now).sum(0),
         "is cut from the rank's own gradient; reduce it.": stack(now)[rank],
     }
     if BATCHES[step] > 1:
-        last = "is that of the last backward alone; a second one adds to shard.grad."
+        last = "is only that of the last backward; a second one adds to shard.grad."
         mistakes[last] = stack(now, BATCHES[step] - 1).mean(0)
     return mistakes
 
@@ -382,14 +383,14 @@ def _zero3_memory(seen: Observed) -> str | None:
             return f"Before the first step, rank {rank}'s blocks still hold {held} bytes."
         if got["most"] > 2:
             return (
-                f"While a block computed on rank {rank}, {got['most']} blocks were whole. Free "
-                "each after its forward and after its backward; two at once are allowed."
+                f"While a block computed on rank {rank}, {got['most']} blocks were unsharded. "
+                "Free each after its forward and after its backward; two at once are allowed."
             )
         for when, now in [("backward", a) for a in got["after"]] + [("evaluation", got["end"])]:
             if now["bytes"]:
                 return (
-                    f"After {when}, parameters of {now['bytes']} bytes are whole on rank {rank}: "
-                    "free them."
+                    f"After {when}, parameters of {now['bytes']} bytes are unsharded on rank "
+                    f"{rank}: free them."
                 )
             if now["gradients"]:
                 return (
@@ -476,7 +477,7 @@ def _zero3_kept_back(seen: Observed, rank: int) -> str | None:
             if reduced < due:
                 return (
                     f"had reduced the gradients of {reduced} blocks when backward came to block "
-                    f"{block}; {due} are behind it. Reduce each when it is ready."
+                    f"{block}, but {due} were complete. Reduce each when it is ready."
                 )
     return None
 
@@ -496,8 +497,9 @@ ZERO3 = Task(
     ),
     hints=(
         "At which four moments must something happen to a block? Which hook stands at each?",
-        "Before and after forward there are module hooks. The gradient of a block's output says "
-        "that its backward begins; the last of its parameters' gradients that it is over.",
+        "Before and after forward there are module hooks. When the gradient of a block's output "
+        "is ready, the block's backward begins. When the last of its parameters' gradients is "
+        "ready, its backward has ended.",
         "forward_pre_hook: gather. forward_hook: free, and output.register_hook(gather). Per "
         "parameter post_accumulate_grad_hook: when all of the block have fired, cat the gradients, "
         "reduce_scatter / N, add to shard.grad, drop the .grad, free.",
@@ -580,8 +582,8 @@ def _prefetch_hidden(seen: Observed) -> str | None:
                 waited = min(s.started for s in seen.spans if (s.rank, s.name) == (rank, name))
                 if gathers[index].started > computes.started:
                     return (
-                        f"On rank {rank}, nothing travelled while {names[index - 1]} computed: its "
-                        "gather began afterwards. Start the next one before you compute."
+                        f"On rank {rank}, nothing was sent while {names[index - 1]} computed, "
+                        "because the next gather began afterwards. Start it before you compute."
                     )
                 if waited < computes.finished:
                     return (
@@ -883,7 +885,7 @@ def _gathers_few(asked: dict[str, Any], plan: list[Action]) -> str | None:
     fewest = _fewest_gathers(uses, room)
     if gathers <= fewest:
         return None
-    told = f"{gathers} gathers, and {fewest} are enough."
+    told = f"{gathers} gathers, but {fewest} are enough."
     if gathers == len(order):
         return f"{told} Every use gathers. Nothing needs the memory yet, so a block may stay."
     there: list[str] = []
@@ -906,7 +908,7 @@ def _gathers_few(asked: dict[str, Any], plan: list[Action]) -> str | None:
                 )
         elif action != "reduce":
             computed += 1
-    return f"{told} Some block was freed while there was room for it."
+    return f"{told} A block was freed although there was room for it."
 
 
 def _blocks_edges(seen: Observed) -> str | None:
@@ -929,7 +931,7 @@ SHARED = Task(
         Criterion("uses stays as it is", 1, unchanged),
     ),
     hints=(
-        "When is a block's gradient complete? And when does a block have to leave?",
+        "When is a block's gradient complete? And when must a block be freed?",
         "Write all computations of the step in one list, forward and backward. If there is no "
         "room, which of the unsharded blocks will be needed last?",
         "For each computation: if its block is not there, free (if room is used up) the one whose "

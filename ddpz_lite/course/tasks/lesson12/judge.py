@@ -134,9 +134,9 @@ def _agree_weights(seen: Observed) -> str | None:
             for rank, got in enumerate(seen.data):
                 if got["logs"][run][step]["stepped"] is True and not finite[rank]:
                     return (
-                        f"In step {step}, rank {rank} stepped, and its own gradients held an inf "
-                        "or a nan. One such rank must be enough to stop all of them: is that what "
-                        "your collective asks?"
+                        f"In step {step}, rank {rank} stepped, although its own gradients held an "
+                        "inf or a nan. One such rank must stop all of them. Does your collective "
+                        "tell them?"
                     )
             for rank, got in enumerate(seen.data):
                 if wrong := _agree_step(seen.case, run, step, rank, got["logs"][run][step]):
@@ -151,11 +151,11 @@ def _agree_step(case: Case, run: int, step: int, rank: int, now: dict[str, Any])
         return f"{what} returned {type(stepped).__name__}; True or False says whether it stepped."
     if stepped and not all(finite):
         return (
-            f"{what} stepped: its own gradients were finite, and those of rank "
+            f"{what} stepped: its own gradients were finite, but those of rank "
             f"{finite.index(False)} were not. All ranks step, or none does."
         )
     if not stepped and all(finite):
-        text = f"{what} did not step, and all gradients of all ranks were finite."
+        text = f"{what} did not step, although all gradients of all ranks were finite."
         return f"{text} {LARGE}" if _is_large(case, run, step, rank) else text
     if not now["cleared"]:
         return f"{what} left gradients behind; the next backward would add to them."
@@ -191,24 +191,24 @@ def _agree_values(case: Case, run: int, step: int, rank: int, weights: Any) -> s
     if len(weights) == len(wanted) and all(map(_near, weights, wanted)):
         return None
     candidates = {
-        "were moved by a step that is to be skipped: momentum moves them even when gradients are "
+        "were moved by a step that must be skipped: momentum moves them even if gradients are "
         "0.": after(lambda n: factor(whole(n)), skips=False),
         "were clipped by the norm of the rank's own gradients; the limit is for all ranks "
         "together.": after(lambda n: factor(_norms(case, run, n)[rank])),
         "were clipped by the sum of the ranks' norms: add up squares.": after(
             lambda n: factor(sum(_norms(case, run, n)))
         ),
-        "were stepped by gradients that were clipped while they still had the scale: unscale "
+        "were updated with gradients that were clipped while they still had the scale: unscale "
         "first.": after(lambda n: factor(whole(n), 1024.0)),
-        "were stepped by gradients as long as the limit, and the gradient is shorter: it still had "
-        "the scale, or was lengthened.": after(lambda n: limit / whole(n)),
-        "were stepped by gradients that were not clipped.": after(lambda n: 1.0),
-        "were stepped by gradients that were unscaled twice.": after(
+        "were updated with gradients of norm max_norm, although their norm was smaller: they still "
+        "had the scale, or were lengthened.": after(lambda n: limit / whole(n)),
+        "were updated with gradients that were not clipped.": after(lambda n: 1.0),
+        "were updated with gradients that were unscaled twice.": after(
             lambda n: factor(whole(n)) / 1024.0
         ),
     }
     if summed := _summed(case, run, step, rank):
-        candidates["were stepped by the sum of all ranks' gradients. These are shards: each rank "
+        candidates["were updated with the sum of all ranks' gradients. These are shards: each rank "
                    "has other parameters."] = summed  # fmt: skip
     for words, other in candidates.items():
         if len(weights) == len(other) and all(map(_near, weights, other)):
@@ -285,7 +285,8 @@ def _agree_calls(seen: Observed) -> str | None:
             if call.elements > 2 * (world if call.op == "all_gather" else 1):
                 return (
                     f"Rank {rank} sent {call.elements} elements with {call.op}, and one or two are "
-                    "enough: no rank needs to know which one it was, or its gradients."
+                    "enough: no rank needs the gradients of the others, or which of them had the "
+                    "overflow."
                 )
     return None
 
@@ -305,8 +306,7 @@ AGREE = Task(
         Criterion("one collective of one or two numbers", 1, _agree_calls),
     ),
     hints=(
-        "Which two things does a rank have to know that it cannot know alone? Could one number "
-        "say both?",
+        "Which two things must a rank know that it cannot know alone? Can one number contain both?",
         "A sum of squares is inf or nan as soon as one of its terms is. But the square of 1e25 is "
         "inf in float32, too.",
         "unscale own gradients; total = own sum of squares in float64; all_reduce(total); ok = "
@@ -371,8 +371,8 @@ def _hybrid_values(seen: Observed) -> str | None:
                 mistakes = {
                     "is that of another rank: ranks of one node must hold different shards, so "
                     "that weights are gathered inside the node.": parts[rank // (world // node)],
-                    "is one of as many as there are ranks. A node's ranks together hold the whole "
-                    "model.": padded_shards([weights], world)[rank],
+                    "is one of N parts. Cut into G parts: the ranks of one node together hold the "
+                    "full model.": padded_shards([weights], world)[rank],
                 }
             if wrong := explain(got["begun"][model], parts[rank % node], what, mistakes):
                 return wrong
@@ -426,17 +426,17 @@ def _hybrid_shard(case: Case, model: int, step: int, rank: int, got: Any) -> str
     mistakes = {}
     if world > 1:
         mistakes |= {
-            "was stepped by the sum over the ranks; divide by their number.": lambda g: g.sum(0),
-            "was stepped by the rank's own gradient.": lambda g: g[rank],
+            "was updated with the sum over the ranks; divide by their number.": lambda g: g.sum(0),
+            "was updated with the rank's own gradient.": lambda g: g[rank],
         }
     if world > node:
         nodes = world // node
         mistakes |= {
-            "was stepped by the mean over its own node: replicas drift apart. The nodes' sums must "
-            "meet, too.": lambda g: g[first : first + node].mean(0),
-            f"was stepped by {nodes} times the mean: all {world} ranks are in the sum, and it was "
+            "was updated with the mean over its own node, so replicas drift apart. Add up the "
+            "nodes' sums, too.": lambda g: g[first : first + node].mean(0),
+            f"was updated with {nodes} times the mean: the sum is over all {world} ranks, but was "
             f"divided by the {node} of a node.": lambda g: g.sum(0) / node,
-            f"was stepped by {node} times the mean: the sum was divided by the {nodes} nodes.": (
+            f"was updated with {node} times the mean: the sum was divided by the {nodes} nodes.": (
                 lambda g: g.sum(0) / nodes
             ),
         }
@@ -530,8 +530,8 @@ HYBRID = Task(
         ),
     ),
     hints=(
-        "Draw the ranks as a table with a node in each row. Which ranks exchange weights, and "
-        "which hold the same shard?",
+        "Draw the ranks as a table with one node per row. Which ranks exchange weights, and which "
+        "hold the same shard?",
         "Two kinds of groups: rows and columns. Reduce-scatter in the row, then a message in the "
         "column that is G times smaller.",
         "mesh = init_device_mesh('cpu', (world // node, node)); row, column = mesh.get_group(1), "
@@ -650,19 +650,20 @@ def _int8_part(
     if worst <= 0.502:
         return None
     place = int((off / scales.clamp(min=1e-300)).amax(1).argmax())
-    what = f"rank {owner}'s shard is off by {worst:.2f} steps of its block {place}, and half a step"
+    off_by = f"{worst:.2f} steps of its block {place}"
+    what = f"rank {owner}'s shard is off by {off_by}, but only half a step"
     first = _history(case)[0][owner]
     coarse = shard.double().abs().max().item() / 127
     if number and len(first) == len(shard) and not (off > 0.51 * _scales(first, block)).any():
-        return f"{what} is the most: the scales are those of an earlier gather."
+        return f"{what} is allowed: the scales are those of an earlier gather."
     if not _blocks(part, block)[place].any():
-        return f"{what} is the most: all of the block came as zeros."
+        return f"{what} is allowed: the full block arrived as zeros."
     if worst <= 0.8:
-        return f"{what} is the most. Do others multiply by exactly the scales that you divided by?"
+        return f"{what} is allowed. Do others multiply by exactly the scales that you divided by?"
     if worst <= 1.02:
-        return f"{what} is the most: are values rounded to the nearest step, or cut off?"
+        return f"{what} is allowed: are values rounded to the nearest step, or cut off?"
     if off.max().item() <= 0.51 * coarse:
-        return f"{what} is the most: its scale is that of more than one block."
+        return f"{what} is allowed: its scale is that of more than one block."
     if len(case.inputs) > 1:
         for other in range(len(case.inputs)):
             theirs = _history(case)[number][other]
@@ -670,8 +671,10 @@ def _int8_part(
             wrong = steps * _scales(theirs, block)
             units = scales.clamp(min=1e-300)
             if other != owner and close(_blocks(part, block) / units, wrong / units, rtol=1e-4):
-                return f"{what} is the most: its steps met the scales of rank {other}."
-    return f"{what} is the most."
+                return (
+                    f"{what} is allowed: its steps were multiplied by the scales of rank {other}."
+                )
+    return f"{what} is allowed."
 
 
 def _int8_same(seen: Observed) -> str | None:
@@ -748,12 +751,13 @@ INT8 = Task(
         Criterion("steps and scales in one message", 1, _int8_calls),
     ),
     hints=(
-        "What must never be rounded, and what may be? Which rank needs which scale?",
+        "What must never be rounded, and what may be rounded? Which rank needs which scale?",
         "Pad to whole blocks; a scale per block, max / 127. Zeros have the scale 0: divide by "
         "something else. The receiver needs the sender's scales.",
         "rows = pad(shard).view(-1, block); steps = round(rows / scale).to(int8). One message has "
         "one dtype, but bytes are bytes: see what Tensor.view(dtype) does to a float32 tensor. "
-        "all_gather; cut each message in two, multiply, drop the padding, for the own part too.",
+        "all_gather; cut each message in two, multiply, drop the padding, also for this rank's "
+        "own part.",
     ),
     debrief="This is ZeRO++'s quantised weight gather (qwZ), with the scales in the message. Its "
     "blocks, too, belong to one shard: where a block would cross two ranks' shards, either the cut "

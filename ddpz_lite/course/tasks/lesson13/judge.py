@@ -46,15 +46,16 @@ def _loaded(seen: Observed, rank: int, got: Any, wanted: int | None) -> str | No
     inputs = seen.case.inputs[rank]
     steps, shards = inputs["steps"], inputs["shards"]
     if wanted is None:
-        return None if got is None else f"rank {rank}'s load() gave something, and nothing is there"
+        nothing = f"rank {rank}'s load() returned something, but nothing was saved"
+        return None if got is None else nothing
     if got is None:
-        return f"rank {rank}'s load() found nothing, and step {steps[wanted]} was complete"
+        return f"rank {rank}'s load() found nothing, although step {steps[wanted]} was complete"
     if isinstance(got, str):
-        return f"rank {rank}'s load() met {got}"
+        return f"rank {rank}'s load() raised {got}"
     if not (isinstance(got, list) and len(got) == 2 and got[0] in steps):
-        return f"rank {rank}'s load() gave no pair of step and shard"
+        return f"rank {rank}'s load() did not return a pair of step and shard"
     if got[0] != steps[wanted]:
-        return f"rank {rank} loaded step {got[0]}, and step {steps[wanted]} was complete"
+        return f"rank {rank} loaded step {got[0]}, although step {steps[wanted]} was complete"
     wrong = differs(got[1], shards[wanted], f"the shard that rank {rank} loaded", bitwise=True)
     return wrong and wrong.rstrip(".")
 
@@ -106,10 +107,10 @@ def _save_kills(seen: Observed) -> str | None:
         crashes = [one["crash"] for one in found]
         for got in crashes:
             if isinstance(got, str):
-                return f"{words}. Then load() met {got}. {_why(seen, found, got)}"
+                return f"{words}. Then load() raised {got}. {_why(seen, found, got)}"
             if got is None:
                 return (
-                    f"{words}. Then load() found nothing, and step {steps[GOOD]} had been "
+                    f"{words}. Then load() found nothing, although step {steps[GOOD]} had been "
                     "complete: it must count until the new one does."
                 )
         whose = [got[0] if isinstance(got, list) and got else None for got in crashes]
@@ -128,7 +129,7 @@ def _second(seen: Observed, found: list[dict[str, Any]], before: int) -> str | N
     """What was loaded after the next save, in which rank 0 may have been killed."""
     seconds = [one["second"] for one in found]
     if error := next((got for got in seconds if isinstance(got, str)), None):
-        return f"load() met {error}"
+        return f"load() raised {error}"
     steps = seen.case.inputs[0]["steps"]
     first = seconds[0][0] if isinstance(seconds[0], list) and seconds[0] else None
     newest = AGAIN if first == steps[AGAIN] or not found[0]["again"] else before
@@ -142,15 +143,17 @@ def _why(seen: Observed, found: list[dict[str, Any]], got: str) -> str:
     if GOOD not in _complete(seen, found[0]["there"]):
         how = "was written over in place" if TORN in got else "is gone: a file of it is missing"
         return (
-            f"Step {steps[GOOD]}, which was good, {how}. What counts must not be touched until the "
-            "new one does."
+            f"Step {steps[GOOD]}, which was good, {how}. Do not touch the checkpoint that counts "
+            "until the new one counts."
         )
     if any(isinstance(one["crash"], list) and one["crash"][:1] == [steps[KILLED]] for one in found):
         return (
             "Other ranks loaded the new one: it counted before all ranks had written their parts. "
-            "The pointer comes after a barrier."
+            "Write the pointer after a barrier."
         )
-    return f"Step {steps[GOOD]} was there and complete, and what is not complete must not count."
+    return (
+        f"Step {steps[GOOD]} was complete and still there. An incomplete checkpoint must not count."
+    )
 
 
 def _save_returns(seen: Observed) -> str | None:
@@ -160,8 +163,8 @@ def _save_returns(seen: Observed) -> str | None:
             newest = one["crash"][:1] if isinstance(one["crash"], list) else None
             if one["back"] and newest != steps[KILLED : KILLED + 1]:
                 return (
-                    f"{words}. Rank {rank}'s save() had returned by then, and the checkpoint does "
-                    "not count: all ranks wait until it does."
+                    f"{words}. Rank {rank}'s save() had returned by then, but the checkpoint does "
+                    "not count: let all ranks wait until it does."
                 )
     return None
 
@@ -203,7 +206,7 @@ def _save_cleans(seen: Observed) -> str | None:
             return "After a save that went well, fewer than two complete checkpoints are there."
         if len(end) > 2 * seen.case.world:
             return (
-                f"After a save that went well there are {len(end)} tensors on the disk, and two "
+                f"After a save that went well there are {len(end)} tensors on the disk, but two "
                 f"checkpoints have {2 * seen.case.world}: remove what is older, and what killed "
                 "saves left."
             )
@@ -325,13 +328,11 @@ def _reshard_value(
         )
     padded, size = torch.cat([file[key] for file in files]), -(-len(whole) // world)
     mistakes: dict[str, Any] = {
-        "is in the order in which it was saved: look for each name where it lies now.": _cut(
-            before, world, rank
-        ),
-        "has padding of the old shards in it: only what the names have is data.": _cut(
+        "is in the order of the save: put each name at its new place.": _cut(before, world, rank),
+        "contains padding of the old shards: only the elements of the names are data.": _cut(
             padded, world, rank
         ),
-        "is the shard that the old rank of this number had.": files[min(rank, len(files) - 1)][key],
+        "is the shard of the old rank with this number.": files[min(rank, len(files) - 1)][key],
         "lacks the zeros that make all shards equally long.": whole[
             rank * size : rank * size + size
         ],
@@ -348,10 +349,11 @@ def _reshard_reads(seen: Observed) -> str | None:
                 read = sum(n for k, n in data["reads"][number] if k == key)
                 if read > most:
                     return (
-                        f"Rank {rank} read {read} of {numel} elements of {key}, and its shard has "
-                        f"{most}: read the ranges that lie in it, from the ranks that have them."
+                        f"Rank {rank} read {read} of {numel} elements of {key}, but its shard has "
+                        f"{most}: read only the ranges that lie in it, from the ranks that have "
+                        "them."
                     )
-    return silent(seen, "A rank can read all that it needs.")
+    return silent(seen, "A rank can read everything that it needs.")
 
 
 RESHARD = Task(
@@ -506,7 +508,7 @@ def _resume_losses(seen: Observed) -> str | None:
 def _resume_quiet(seen: Observed) -> str | None:
     for rank, data in enumerate(seen.data):
         if data["changed"]:
-            return f"Rank {rank}'s save changed {data['changed'][0]}: saving only looks."
+            return f"Rank {rank}'s save changed {data['changed'][0]}: save() must only read."
         inputs = seen.case.inputs[rank]
         generator, length = torch.Generator().manual_seed(inputs["seeds"][1]), len(inputs["data"])
         expected: list[int] = []
@@ -539,8 +541,8 @@ RESUME = Task(
         Criterion("saving changes nothing", 1, _resume_quiet),
     ),
     hints=(
-        "What does the next step depend on? Go through the loop line by line: what does each line "
-        "read that an earlier step has written?",
+        "What does the next step depend on? Go through the loop line by line: which values does "
+        "each line read that an earlier step has written?",
         "Six objects of the run have a state, and so has torch's global generator, a different one "
         "on each rank. Only what rank 0 returns is written: what must it receive from the others?",
         "save: all_gather_object(torch.get_rng_state()); state_dict() of model, optimizer, "
@@ -773,8 +775,8 @@ def _newest_values(seen: Observed) -> str | None:
                 return f"Rank {rank} returned {step!r}: return an int, or None."
         if len({*got}) > 1:
             return (
-                f"The ranks returned {got} for one listing. They must agree, so each needs what "
-                "the others have found."
+                f"The ranks returned {got} for one listing. They must agree, so each rank needs "
+                "the results of the others."
             )
         if got[0] != wanted:
             reason = _reason(question, got[0], wanted)
@@ -825,8 +827,8 @@ def _newest_reads(seen: Observed) -> str | None:
         if most > 1:
             ranks = [rank for rank, some in enumerate(reads) if folder in some]
             return (
-                f"The manifest of {folder} was read {most} times, by ranks {ranks}: once is "
-                "enough, by one of them."
+                f"The manifest of {folder} was read {most} times, by ranks {ranks}: one read by "
+                "one of them is enough."
             )
         saves = len(_saves(question))
         share = -(-saves // seen.case.world)
@@ -853,8 +855,8 @@ NEWEST_COMPLETE = Task(
         Criterion("each manifest read once, and evenly shared", 2, _newest_reads, on=("",)),
     ),
     hints=(
-        "Which file alone can tell whether a save is complete? What must a rank know of the saves "
-        "that others look at: all about them, or one number?",
+        "Which file alone can tell whether a save is complete? What must a rank know about the "
+        "saves that other ranks check: everything, or one number?",
         "Give each rank every N-th save of the sorted list. It finds the newest complete one among "
         "those. Then the newest of all is the largest of these numbers, and a rank without any "
         "takes part too.",

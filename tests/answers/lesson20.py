@@ -1,7 +1,7 @@
 """Wrong answers to lesson 20 that people give, and the sentence that each must hear."""
 
 from answers import Wrong
-from answers.altered import altered, wrapped
+from answers.altered import altered
 
 SAME = ("the arguments stay as they are",)
 WRONG, RIGHT = {}, {}
@@ -421,7 +421,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
         if end <= by:
             return spares, end
 ''',
-        says="is done at",
+        says="Follow the machines",
         loses=FEWEST,
     ),
     Wrong(
@@ -543,7 +543,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
                 "    return None if low > most else found\n",
             ),
         ),
-        says="more spares are never slower",
+        says="more spares can be slower",
         loses=TIME,
     ),
     Wrong(
@@ -552,20 +552,8 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
             (LOOP, "    found = None\n    for spares in reversed(range(most + 1)):\n"),
             (ENOUGH, "        if end > by:\n            break\n        found = spares, end\n    return found\n"),
         ),
-        says="Try each number from 0",
+        says="more spares can be slower",
         loses=TIME,
-    ),
-    Wrong(
-        "a spare for each machine that is away",
-        """
-def fewest_spares(failures, nodes, most, work, repair, swap, by):
-    times = sorted(time for time, machine in failures if machine < nodes)
-    spares = max((sum(0 <= t - u < repair for u in times) for t in times), default=0)
-    end = work + swap * len(times)
-    return (spares, end) if spares <= most and end <= by else None
-""",
-        says="is done at",
-        loses=FEWEST,
     ),
     Wrong(
         "the best number where none is enough",
@@ -683,3 +671,564 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
 """,
     ),
 ]
+
+
+# ---- 20.plan ----
+
+MESH = ("as many GPUs as there are, all divided",)
+FITS = ("it fits the memory",)
+FAST = ("within 10% of the fastest mesh",)
+ANY = ("any number of GPUs and any node",)
+REFUSE = ("a refusal that says what is needed",)
+
+
+def plan(*changes):
+    return altered("20.plan", *changes)
+
+
+PRODUCT = "            if data * tensor * pipeline != gpus:\n                continue\n"
+DIVIDE = "heads % tensor or layers % pipeline or batch % data"
+ALIVE = " + min(count, pipeline) * layers / pipeline * layer"
+BUBBLE = "compute * (1 + (pipeline - 1) / count) + reduce"
+LINK = 'cluster["slow" if cluster["per_node"] % block else "fast"]'
+CHOICE = "return min(fits, key=fits.get)"
+WORDS = 'f"no mesh fits: the smallest needs {math.ceil(least)} bytes on a GPU"'
+
+WRONG["20.plan"] = [
+    Wrong("GPUs left over", plan((PRODUCT, "")), says="GPUs.", loses=MESH),
+    Wrong(
+        "heads ignored",
+        plan((DIVIDE, "layers % pipeline or batch % data")),
+        says="heads.",
+        loses=MESH,
+    ),
+    Wrong(
+        "layers ignored",
+        plan((DIVIDE, "heads % tensor or batch % data")),
+        says="layers.",
+        loses=MESH,
+    ),
+    Wrong(
+        "the batch ignored",
+        plan((DIVIDE, "heads % tensor or layers % pipeline"), ("batch // data", "batch / data")),
+        says="batch.",
+        loses=MESH,
+    ),
+    Wrong(
+        "another order",
+        plan((CHOICE, "return min(fits, key=fits.get)[::-1]")),
+        says="does not divide",
+        loses=MESH,
+    ),
+    Wrong(
+        "memory without activations",
+        plan((ALIVE, "")),
+        says="Without the activations it would fit",
+        loses=FITS,
+    ),
+    Wrong(
+        "activations of one micro-batch",
+        plan((ALIVE, " + layers / pipeline * layer")),
+        says="The first stage keeps those of several",
+        loses=FITS,
+    ),
+    Wrong(
+        "activations of all layers on a stage forgotten",
+        plan((ALIVE, " + min(count, pipeline) * layer")),
+        says="a GPU needs",
+        loses=FITS,
+    ),
+    Wrong(
+        "memory ignored",
+        plan(('needed > cluster["memory"]', "False")),
+        says="a GPU needs",
+        loses=FITS,
+    ),
+    Wrong(
+        "the bubble forgotten",
+        plan((BUBBLE, "compute + reduce")),
+        says="count the bubble",
+        loses=FAST,
+    ),
+    Wrong(
+        "tensor parallelism over nodes",
+        plan((LINK, 'cluster["fast"]')),
+        says="see which groups cross nodes",
+        loses=FAST,
+    ),
+    Wrong(
+        "the largest group of tensor parallelism",
+        plan((CHOICE, "return max(fits, key=lambda mesh: mesh[1])")),
+        says="Tensor parallelism crosses nodes",
+        loses=FAST,
+    ),
+    Wrong(
+        "groups no larger than a node",
+        plan((LINK, 'cluster["slow" if block > cluster["per_node"] else "fast"]')),
+        says="Its block must divide the node",
+        loses=ANY,
+    ),
+    Wrong(
+        "messages of tensor parallelism forgotten",
+        plan(("            compute += count * layers / pipeline * sent / links[0]\n", "")),
+        says="if tensor parallelism sent nothing",
+        loses=FAST,
+    ),
+    Wrong(
+        "an optimizer on each replica",
+        plan(("(4 + 12 / data) * shard", "16 * shard")),
+        says="sharded over data",
+        loses=FAST,
+    ),
+    Wrong(
+        "activations of all micro-batches",
+        plan((ALIVE, " + count * layers / pipeline * layer")),
+        says="at most `pipeline` micro-batches",
+        loses=MESH,
+    ),
+    Wrong(
+        "as few parts as possible",
+        plan((CHOICE, "return min(fits, key=lambda mesh: (mesh[1] * mesh[2], mesh[2]))")),
+        says="into the fewest parts",
+        loses=FAST,
+    ),
+    Wrong(
+        "the first mesh that fits",
+        plan((CHOICE, "return list(fits)[0]")),
+        says="is possible",
+        loses=FAST,
+    ),
+    Wrong(
+        "the first mesh where nothing fits",
+        plan(("raise ValueError", "return 1, 1, gpus\n        raise ValueError")),
+        says="Raise ValueError",
+        loses=REFUSE,
+    ),
+    Wrong(
+        "the error of min",
+        plan(("    if not fits:\n", "    if False:\n")),
+        says="lacks the bytes",
+        loses=REFUSE,
+    ),
+    Wrong(
+        "the memory that there is",
+        plan(("math.ceil(least)", "cluster['memory']")),
+        says="lacks the bytes",
+        loses=REFUSE,
+    ),
+    Wrong(
+        "always a ValueError",
+        plan(("    if not fits:\n", "    if True:\n")),
+        says="a mesh fits, and ValueError was raised",
+        loses=MESH,
+    ),
+    Wrong(
+        "the bandwidth halved in place",
+        plan(("    fits, least", "    cluster['slow'] /= 2\n    fits, least")),
+        says="which was handed in to be read",
+        loses=SAME,
+    ),
+]
+COST = """
+def cost(model, cluster, d, t, p):
+    parameters = 12 * model["layers"] * model["hidden"] ** 2
+    tokens, m = model["sequence"] * model["hidden"], model["batch"] // d
+    per_stage = model["layers"] // p
+    states = parameters // model["layers"] * per_stage / t * (4 + 12 / d)
+    memory = states + per_stage * 34 * tokens / t * min(m, p)
+
+    def bandwidth(size):
+        return cluster["fast"] if cluster["per_node"] in range(size, 10**6, size) else cluster["slow"]
+
+    forward_backward = 6 * parameters * model["sequence"] / (t * p) / cluster["flops"]
+    forward_backward += per_stage * 16 * tokens * (1 - 1 / t) / bandwidth(t)
+    seconds = forward_backward * (m + p - 1)
+    return memory, seconds + 4 * parameters / (t * p) * (1 - 1 / d) / bandwidth(t * d)
+"""
+RIGHT["20.plan"] = [
+    (
+        "all divisors, a cost per micro-batch",
+        COST
+        + """
+
+def choose_mesh(model, cluster):
+    def divisors(n):
+        return [i for i in range(1, n + 1) if n % i == 0]
+
+    n = cluster["gpus"]
+    meshes = [
+        (d, n // d // p, p)
+        for d in divisors(n)
+        for p in divisors(n // d)
+        if model["batch"] % d == 0
+        and model["layers"] % p == 0
+        and model["heads"] % (n // d // p) == 0
+    ]
+    costs = {mesh: cost(model, cluster, *mesh) for mesh in meshes}
+    best = min(
+        (c[1], mesh) for mesh, c in costs.items() if c[0] <= cluster["memory"]
+    ) if any(c[0] <= cluster["memory"] for c in costs.values()) else None
+    if best is None:
+        smallest = min(c[0] for c in costs.values())
+        raise ValueError(f"{smallest:,.0f} bytes are needed on each of {n} GPUs")
+    return list(best[1])
+""",
+    ),
+    (
+        "the first that is within 10% of a bound",
+        COST
+        + """
+
+def choose_mesh(model, cluster):
+    n, found, least = cluster["gpus"], [], []
+    for t in filter(lambda t: model["heads"] % t == 0 and n % t == 0, range(1, n + 1)):
+        for p in range(1, model["layers"] + 1):
+            if model["layers"] % p or n % (t * p):
+                continue
+            d = n // (t * p)
+            if model["batch"] % d:
+                continue
+            memory, seconds = cost(model, cluster, d, t, p)
+            least.append(memory)
+            if memory <= cluster["memory"]:
+                found.append((seconds, d, t, p))
+    if not found:
+        raise ValueError("a GPU would need %d bytes" % math.ceil(min(least)))
+    found.sort()
+    near = [mesh for mesh in found if mesh[0] <= 1.05 * found[0][0]]
+    return tuple(min(near, key=lambda mesh: mesh[2])[1:])
+""",
+    ),
+    (
+        "by data and tensor, a class",
+                """
+class Plan:
+    def __init__(self, model, cluster, data, tensor):
+        self.model, self.cluster, self.data, self.tensor = model, cluster, data, tensor
+        self.pipeline, rest = divmod(cluster["gpus"], data * tensor)
+        self.valid = rest == 0 and self.pipeline > 0 and not (
+            model["heads"] % tensor or model["batch"] % data or model["layers"] % self.pipeline
+        )
+        self.count = model["batch"] // data
+        self.layers = model["layers"] / self.pipeline if self.valid else None
+        self.share = self.layers and 12 * model["hidden"] ** 2 * self.layers / tensor
+
+    def bytes(self):
+        one = 34 * self.model["sequence"] * self.model["hidden"] * self.layers / self.tensor
+        return self.share * 4 + self.share * 12 / self.data + one * min(self.count, self.pipeline)
+
+    def seconds(self):
+        def speed(block):
+            whole = self.cluster["per_node"] // block * block == self.cluster["per_node"]
+            return self.cluster["fast" if whole else "slow"]
+
+        tokens = self.count * self.model["sequence"]
+        work = 6 * self.share * tokens / self.cluster["flops"]
+        talk = 16 * tokens * self.model["hidden"] * (self.tensor - 1) / self.tensor * self.layers
+        busy = work + talk / speed(self.tensor)
+        idle = busy / self.count * (self.pipeline - 1)
+        reduce = 4 * self.share * (self.data - 1) / self.data
+        return busy + idle + reduce / speed(self.tensor * self.data)
+
+
+def choose_mesh(model, cluster):
+    plans = [
+        Plan(model, cluster, d, t)
+        for d in range(1, min(cluster["gpus"], model["batch"]) + 1)
+        if cluster["gpus"] % d == 0
+        for t in range(1, model["heads"] + 1)
+    ]
+    plans = [plan for plan in plans if plan.valid]
+    fitting = [plan for plan in plans if plan.bytes() <= cluster["memory"]]
+    if len(fitting) == 0:
+        small = min(plan.bytes() for plan in plans)
+        raise ValueError("too large: " + str(int(small) + (small > int(small))) + " bytes")
+    best = min(fitting, key=Plan.seconds)
+    return best.data, best.tensor, best.pipeline
+""",
+    ),
+]
+
+# ---- 20.diagnose ----
+
+GPU = ("the slow GPU",)
+CABLE = ("the slow link",)
+STALL = ("the stalls, and how often",)
+WELL = ("a healthy job",)
+LOG = ("the log stays as it is",)
+
+
+def diagnose(*changes):
+    return altered("20.diagnose", *changes)
+
+
+SLOW = '        return "gpu", own.index(max(own))\n'
+SLOWER = "if max(own) > 1.07 * min(own):"
+OWN = "own = usual([[s - w - r for s, w, r in zip(*row)] for row in rows])"
+PAIR = '"link", ((receiver - 1) % world, receiver)'
+EVERY = "    for every in range(2, 9):\n"
+PERIOD = "if any(all(long[i::every]) for i in range(every)):"
+LOW = "return sorted(values)[len(values) // 4]"
+LONGER = "if max(wait) > 1.07 * low(wait):"
+
+
+def largest(name):
+    """The rank with the largest value of a column is the slow one."""
+    return diagnose((SLOW, f'        {name} = usual(log["{name}"])\n'
+                           f'        return "gpu", {name}.index(max({name}))\n'))  # fmt: skip
+
+
+WRONG["20.diagnose"] = [
+    Wrong(
+        "the largest step", largest("step"), says="all ranks end a step together", loses=GPU
+    ),
+    Wrong(
+        "the rank that waits longest",
+        largest("wait"),
+        says="is behind the slow one in the ring",
+        loses=GPU,
+    ),
+    Wrong(
+        "the mean over steps",
+        diagnose((OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
+                 ("rows = zip(", "rows = list(zip("), ('log["ring"])\n', 'log["ring"]))\n')),
+        says="had a single long step",
+        loses=GPU,
+    ),
+    Wrong(
+        "a link, since a rank waits",
+        diagnose((SLOWER, "if False:")),
+        says="begins to send late",
+        loses=GPU,
+    ),
+    Wrong(
+        "slow from twice the time on",
+        diagnose((SLOWER, "if max(own) > 2 * min(own):")),
+        says="begins to send late",
+        loses=GPU,
+    ),
+    Wrong(
+        "slow from a second on",
+        diagnose((SLOWER, "if max(own) > min(own) + 1:")),
+        says="begins to send late",
+        loses=GPU,
+    ),
+    Wrong(
+        "compared with rank 0",
+        diagnose((SLOWER, "if max(own) > 1.07 * own[0]:")),
+        says="begins to send late",
+        loses=GPU,
+    ),
+    Wrong(
+        "the step without the wait alone",
+        diagnose((OWN, "own = usual([[s - w for s, w, r in zip(*row)] for row in rows])")),
+        says="begins to send late",
+        loses=GPU,
+    ),
+    Wrong(
+        "the receiver is slow",
+        diagnose((PAIR, '"gpu", receiver')),
+        says="all ranks compute equally long",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the sender is slow",
+        diagnose((PAIR, '"gpu", (receiver - 1) % world')),
+        says="all ranks compute equally long",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the link to the rank after",
+        diagnose((PAIR, '"link", (receiver, (receiver + 1) % world)')),
+        says="waits for it",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the pair the other way round",
+        diagnose((PAIR, '"link", (receiver, (receiver - 1) % world)')),
+        says="the pair is the other way round",
+        loses=CABLE,
+    ),
+    Wrong(
+        "no link back to rank 0",
+        diagnose((PAIR, '"link", (receiver - 1, receiver)')),
+        says="waits for it",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the receiver alone",
+        diagnose((PAIR, '"link", receiver')),
+        says="name both ranks",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the upper middle of two ranks",
+        diagnose((LONGER, "if max(wait) > 1.07 * sorted(wait)[world // 2]:")),
+        says="waits longer for its first message",
+        loses=CABLE,
+    ),
+    Wrong(
+        "the median over steps",
+        diagnose((LOW, "return sorted(values)[len(values) // 2]")),
+        says="steps",
+        loses=STALL,
+    ),
+    Wrong(
+        "the first stall in the first step",
+        diagnose((PERIOD, "if all(long[::every]):")),
+        says="one step is long",
+        loses=STALL,
+    ),
+    Wrong(
+        "the last stall in the last of k",
+        diagnose((PERIOD, "if all(long[every - 1 :: every]):")),
+        says="steps",
+        loses=STALL,
+    ),
+    Wrong(
+        "from the largest period down",
+        diagnose((EVERY, "    for every in range(8, 1, -1):\n")),
+        says="Every stall counts",
+        loses=STALL,
+    ),
+    Wrong(
+        "stalls in every second step forgotten",
+        diagnose((EVERY, "    for every in range(3, 9):\n")),
+        says="Every stall counts",
+        loses=STALL,
+    ),
+    Wrong(
+        "no stalls at all",
+        diagnose((PERIOD, "if False:")),
+        says="on all ranks",
+        loses=STALL,
+    ),
+    Wrong(
+        "the distance of two long steps",
+        diagnose(
+            (
+                EVERY,
+                "    marks = [i for i, slow in enumerate(long) if slow]\n"
+                "    if len(marks) > 1:\n"
+                '        return "checkpoint", marks[1] - marks[0]\n' + EVERY,
+            )
+        ),
+        says="is slow in each step",
+        loses=GPU,
+    ),
+    Wrong(
+        "never healthy",
+        diagnose((LONGER, "if True:")),
+        says="this job is healthy",
+        loses=WELL,
+    ),
+    Wrong(
+        "healthy, and a rank",
+        diagnose(('return "healthy", None', 'return "healthy", 0')),
+        says="return None there",
+        loses=WELL,
+    ),
+    Wrong(
+        "words of its own",
+        diagnose((SLOW, SLOW.replace('"gpu"', '"slow GPU"'))),
+        says="return a pair",
+        loses=GPU,
+    ),
+    Wrong(
+        "the first step dropped in place",
+        diagnose(("    steps = [", "    for rows in log.values():\n        del rows[0]\n    steps = [")),
+        says="which was handed in to be read",
+        loses=LOG,
+    ),
+]
+RIGHT["20.diagnose"] = [
+    (
+        "torch, medians of the steps that are not long, the time of each link",
+        """
+import torch
+
+
+def diagnose(log):
+    step, wait, ring = (torch.tensor(log[name], dtype=torch.float64) for name in ("step", "wait", "ring"))
+    n = step.shape[1]
+    total = step.mean(1)
+    long = total > 1.07 * total.quantile(0.2)
+    for k in range(2, 9):
+        for first in range(k):
+            if bool(long[first::k].all()):
+                return ["checkpoint", k]
+    own = (step - wait - ring)[~long]
+    wait = wait[~long]
+    usual = own.median(0).values
+    slow = int(usual.argmax())
+    if usual[slow] > 1.07 * usual.min():
+        return ["gpu", slow]
+    link = (wait + own - own.roll(1, dims=1)).median(0).values  # to each rank
+    worst = int(link.argmax())
+    if link[worst] > 1.07 * link.min():
+        return ["link", [(worst - 1) % n, worst]]
+    return ["healthy", None]
+""",
+    ),
+    (
+        "the slow rank is the one that waits least",
+        """
+import statistics
+
+
+def diagnose(log):
+    steps = [max(row) for row in log["step"]]
+    n, count = len(log["step"][0]), len(steps)
+    base = sorted(steps)[count // 5]
+    for k in range(2, 9):
+        for start in range(k):
+            if min(steps[start::k]) > 1.08 * base:
+                return "checkpoint", k
+    waits = [statistics.median(row[r] for row in log["wait"]) for r in range(n)]
+    rest = [statistics.median(s[r] - g[r] for s, g in zip(log["step"], log["ring"])) for r in range(n)]
+    own = [a - b for a, b in zip(rest, waits)]
+    late = min(range(n), key=lambda r: waits[r])
+    if own[late] > 1.08 * min(own):
+        return "gpu", late
+    worst = max(range(n), key=lambda r: waits[r])
+    if waits[worst] > 1.08 * min(waits):
+        return "link", ((worst + n - 1) % n, worst)
+    return "healthy", None
+""",
+    ),
+    (
+        "a vote of the steps",
+        """
+from collections import Counter
+
+
+def diagnose(log):
+    n = len(log["step"][0])
+    length = [row[0] for row in log["step"]]
+    normal = sorted(length)[len(length) // 4]
+    long = {i for i, s in enumerate(length) if s > 1.08 * normal}
+    for k in range(2, 9):
+        if any(set(range(o, len(length), k)) <= long for o in range(k)):
+            return "checkpoint", k
+    gpus, links = Counter(), Counter()
+    for steps, waits, rings in zip(log["step"], log["wait"], log["ring"]):
+        own = [s - w - r for s, w, r in zip(steps, waits, rings)]
+        slow = max(range(n), key=own.__getitem__)
+        gpus[slow if own[slow] > 1.08 * sorted(own)[(n - 1) // 2] else None] += 1
+        message = [waits[r] + own[r] - own[r - 1] for r in range(n)]
+        slow = max(range(n), key=message.__getitem__)
+        links[slow if message[slow] > 1.08 * sorted(message)[(n - 1) // 2] else None] += 1
+    (gpu, times), = gpus.most_common(1)
+    if gpu is not None:
+        return "gpu", gpu
+    (to, times), = links.most_common(1)
+    return ("healthy", None) if to is None else ("link", ((to - 1) % n, to))
+""",
+    ),
+]
+
+NEITHER = "failures at the end of something"
+EXACTLY, DOWNTIME = (*EXACT, "exact"), (*OUTAGE, "outage")
+OTHERS, ENDS = (*BROKEN, "broken"), (*TIME, "edge")
+PROMISES = {task: {} for task in WRONG}
+EQUIVALENT = {task: {} for task in WRONG}

@@ -322,8 +322,8 @@ GOODPUT = Task(
 
 # what an answer may get wrong -> the sentence; see `_done` and `_fewest`
 SPECIAL = {
-    "bisect": "the search takes for granted that more spares are never slower. Try each number.",
-    "from most": "the search goes down from `most` and stops too early. Try each number from 0.",
+    "bisect": "the search passes over a number that is enough: more spares can be slower.",
+    "from most": "the search passes over a number that is enough: more spares can be slower.",
     "before": "the job may be done at `by` itself.",
     "any": "the job stops when a spare fails. Only machines of the job stop it.",
     "unbroken": "a spare that has failed can take a place. It is away for `repair` seconds.",
@@ -585,7 +585,7 @@ def _spares(call: Call, got: Any) -> str | None:
     if same(wanted):
         return None
     for mistake, words in (SPECIAL | SIMPLE).items():
-        if same(_fewest(call, mistake)):
+        if same(_fewest(call, mistake)) and (wanted or mistake != "always"):
             return words
     if wanted is None:
         return "no number of spares from 0 to `most` is enough. Return None."
@@ -733,11 +733,11 @@ def _best(call: Call, mistake: str = "") -> Mesh | None:
     )
 
 
-def _least(call: Call) -> int:
-    """Bytes that the smallest mesh needs, of those that divide."""
+def _least(call: Call, mistake: str = "") -> int:
+    """Bytes that the smallest mesh needs, of those that divide; or by a mistaken formula."""
     model = call["model"]
     meshes = [mesh for mesh in _meshes(call["cluster"]["gpus"]) if _divides(model, mesh) is None]
-    return math.ceil(min(sum(_memory(model, mesh).values()) for mesh in meshes))
+    return math.ceil(min(sum(_memory(model, mesh, mistake).values()) for mesh in meshes))
 
 
 def _plan_cases(rng: torch.Generator) -> list[Case]:
@@ -858,25 +858,25 @@ def _too_large(call: Call, mesh: Mesh) -> str | None:
         return None
     words = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
     over = f"a GPU needs {sum(parts.values()) / 1e9:.1f} of {memory / 1e9:.1f} GB: {words}."
-    for mistake, why in (
-        ("no activations", "Without the activations it would fit."),
-        ("one micro-batch", "With the activations of one micro-batch it would fit. The first "
-         "stage keeps those of several."),
-    ):  # fmt: skip
-        if sum(_memory(model, mesh, mistake).values()) <= memory:
+    for mistake, why in TOO_LARGE.items():
+        if _best(call, mistake) == mesh:
             return f"{over} {why}"
     return over
 
 
+TOO_LARGE = {
+    "no activations": "Without the activations it would fit.",
+    "one micro-batch": "With the activations of one micro-batch it would fit. The first stage "
+    "keeps those of several.",
+}
 TOO_SLOW = {
     "no bubble": "It would be the best mesh if no stage were ever idle: count the bubble.",
     "one link": "It would be the best mesh if all links were fast: see which groups cross nodes.",
     "small enough": "A group that is no larger than a node can still lie on two. Its block must "
     "divide the node.",
     "no tensor time": "It would be the best mesh if tensor parallelism sent nothing.",
-    "optimizer replicated": "It leaves memory unused: the optimizer's states are sharded over "
-    "data.",
-    "all micro-batches": "It leaves memory unused: a stage keeps the activations of at most "
+    "optimizer replicated": "It needs less memory: the optimizer is sharded over data.",
+    "all micro-batches": "It needs less memory: a stage keeps the activations of at most "
     "`pipeline` micro-batches.",
     "no pipeline": "It would be the best mesh without a pipeline.",
     "tensor to the node": "Tensor parallelism over the whole node is not always the best.",
@@ -893,18 +893,23 @@ def _too_slow(call: Call, mesh: Mesh) -> str | None:
         return None
     words = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
     told = f"a step takes {sum(parts.values()):.3g} s ({words}), and {best:.3g} s is possible."
-    if mesh[1] > 1 and cluster["per_node"] % mesh[1] and _best(call, "small enough") != mesh:
-        return f"{told} Tensor parallelism crosses nodes."
-    for mistake, why in TOO_SLOW.items():
-        if _best(call, mistake) == mesh:
-            return f"{told} {why}"
-    return told
+    crosses = mesh[1] > 1 and cluster["per_node"] % mesh[1]
+    why = ["Tensor parallelism crosses nodes."] if crosses else []
+    why += [words for mistake, words in TOO_SLOW.items() if _best(call, mistake) == mesh]
+    return " ".join([told, *why])
+
+
+MORE = ("optimizer replicated", "all micro-batches")  # mistakes by which a mesh needs more memory
 
 
 def _planned(judge: Callable[[Call, Mesh], str | None]) -> Callable[[Call, Any], str | None]:
     def judge_one(call: Call, got: Call) -> str | None:
         if got["refused"] is not None:
-            return f"a mesh fits, and ValueError was raised: {got['refused']!r}"
+            found = _numbers(got["refused"])
+            why = [words for mistake, words in TOO_SLOW.items()
+                   if mistake in MORE and _named(found, _least(call, mistake))]  # fmt: skip
+            told = f"a mesh fits, and ValueError was raised: {got['refused']!r}"
+            return " ".join([told, *why])
         mesh = got["mesh"]
         sizes = [whole(size) for size in mesh] if type(mesh) is list else []
         if len(sizes) != 3 or None in sizes:
@@ -916,13 +921,21 @@ def _planned(judge: Callable[[Call, Mesh], str | None]) -> Callable[[Call, Any],
     return judge_one
 
 
+def _numbers(words: str) -> list[float]:
+    """The numbers in a text: 1234, 1,234 or 1.2e+3."""
+    found = re.findall(r"\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?", words)
+    return [float(n.replace(",", "").replace("_", "")) for n in found]
+
+
+def _named(numbers: Sequence[float], value: float) -> bool:
+    return any(math.isclose(n, value, rel_tol=1e-3) for n in numbers)
+
+
 def _refused(call: Call, got: Call) -> str | None:
     if got["refused"] is None:
         return f"no mesh fits, and {got['mesh']} was returned. Raise ValueError."
     least = _least(call)
-    found = [float(n.replace(",", "").replace("_", ""))
-             for n in re.findall(r"\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?", got["refused"])]  # fmt: skip
-    if any(math.isclose(n, least, rel_tol=1e-3) for n in found):
+    if _named(_numbers(got["refused"]), least):
         return None
     return (
         f"the message of the ValueError, {got['refused']!r}, lacks the bytes that the smallest mesh "
@@ -1000,13 +1013,21 @@ def _log(
     if kind == "link":
         hop[:, where] *= factor
     usual = _step(compute, hop)[0].median()
-    for step in torch.randperm(steps, generator=rng)[: _pick(rng, 1, steps // 20)].tolist():
-        compute[step, _pick(rng, 0, world - 1)] += base * _uniform(rng, 0.5, 20)
+    chance = torch.randperm(steps, generator=rng)[: _pick(rng, 1, steps // 20)].tolist()
+    hit = [_pick(rng, 0, world - 1) for _ in chance]
+    for step, rank in zip(chance, hit, strict=True):
+        compute[step, rank] += base * _uniform(rng, 0.5, 20)
     if kind == "checkpoint":
         ranks = slice(None) if writer is None else writer
         compute[_pick(rng, 0, where - 1) :: where, ranks] += usual * (factor - 1)
     end, wait, ring = _step(compute, hop)
-    step = end[:, None] + base * noisy(0.1) * NOISE
+    longest = list(range(world))  # whose clock makes its steps the longest
+    if kind == "gpu":
+        innocent = [r for r in longest if r not in (where, (where + 1) % world, *hit)]
+        longest = innocent or [(where + 1) % world]
+    offset = torch.rand(world, generator=rng, dtype=torch.float64)
+    offset[_one_of(rng, longest)] = 1.5
+    step = end[:, None] + base * NOISE * (noisy(0.1) + offset)
     return {
         "log": {
             name: [[round(x, 7) for x in row] for row in part.tolist()]

@@ -695,7 +695,7 @@ CHOICE = "return min(fits, key=fits.get)"
 WORDS = 'f"no mesh fits: the smallest needs {math.ceil(least)} bytes on a GPU"'
 
 WRONG["20.plan"] = [
-    Wrong("GPUs left over", plan((PRODUCT, "")), says="GPUs.", loses=MESH),
+    Wrong("GPUs left over", plan((PRODUCT, "")), says="is not 16 GPUs", loses=MESH),
     Wrong(
         "heads ignored",
         plan((DIVIDE, "layers % pipeline or batch % data")),
@@ -1226,9 +1226,65 @@ def diagnose(log):
 """,
     ),
 ]
-
-NEITHER = "failures at the end of something"
-EXACTLY, DOWNTIME = (*EXACT, "exact"), (*OUTAGE, "outage")
-OTHERS, ENDS = (*BROKEN, "broken"), (*TIME, "edge")
-PROMISES = {task: {} for task in WRONG}
-EQUIVALENT = {task: {} for task in WRONG}
+PROMISES = {
+    "20.goodput": {
+        "changes nothing, because the job is down already": (*OUTAGE, "outage"),
+        "detection and restart begin again at that moment": (*OUTAGE, "outage"),
+        "of all other computing": (*PARTS, ""),
+        "perhaps equal, none, or after the end": (*ZERO, "edge"),
+        "The arguments stay as they are": (*SAME, ""),
+        "A checkpoint counts once it is complete": (*OUTAGE, "outage"),
+        "with a full interval before the next one": (*PARTS, ""),
+        "whose sum is length": (*PARTS, ""),
+        "in any order": (*PARTS, ""),
+        "interval may be longer than length or inf": (*ZERO, "edge"),
+        "write, detect and restart may be 0": (*ZERO, "edge"),
+        "has ended": (*EXACT, "exact"),
+        "If it comes when a detection ends, it hits the restart": (*EXACT, "exact"),
+    },
+    "20.spares": {
+        "The cluster has some more": (*FEWEST, ""),
+        "the spare with the lowest number takes the place": (*SWAP, "again"),
+        "which takes `swap` seconds for any number of machines": (*SWAP, "again"),
+        "no work is lost": (*FEWEST, ""),
+        "the swap begins again once no place is empty": (*SWAP, "again"),
+        "A spare that fails does not stop the job": (*BROKEN, "broken"),
+        "A failure of a machine that is away changes nothing": (*BROKEN, "broken"),
+        "or None if no number is enough": (*TIME, "edge"),
+        "nodes: at least 1": (*TIME, "edge"),
+        "perhaps empty": (*TIME, "edge"),
+        "swap may be 0": (*TIME, "edge"),
+        "What ends at the moment of a failure has ended": (*TIME, "edge"),
+        "A job that is done at `by` is in time": (*TIME, "edge"),
+        "The arguments stay as they are": (*SAME, ""),
+    },
+    "20.plan": {
+        "t divides the model's `heads`": (*MESH, ""),
+        "Return a mesh of all GPUs that fits the memory": (*FITS, ""),
+        "at most 10% longer than the fastest": (*FAST, ""),
+        "raise a `ValueError` whose message has the bytes": (*REFUSE, "refuse"),
+        "In all cases some mesh divides": None,
+        "gpus (1 to 16,384)": (*ANY, "edge"),
+        "if the block's size divides `per_node`": (*ANY, "edge"),
+        "of which all may be used": (*FITS, "edge"),
+        "The arguments stay as they are": (*SAME, ""),
+    },
+    "20.diagnose": {
+        "each rank sends to the next one, and the last to rank 0": (*CABLE, "link"),
+        "Every rank has logged three durations": None,
+        "`wait` | from calling the all-reduce": None,
+        "A job has at most one fault": None,
+        "computes longer than the others in each step": (*GPU, ""),
+        "each message takes longer": (*CABLE, "link"),
+        "in every k-th step, k from 2 to 8": (*STALL, "checkpoint"),
+        "The first such step is any of the first k": (*STALL, "checkpoint"),
+        "A fault is at least 15%": (*GPU, ""),
+        "one rank takes longer by chance": (*WELL, "healthy"),
+        "every fifth step stalls": (*STALL, "checkpoint"),
+        '("healthy", None): none of these': (*WELL, "healthy"),
+        "each a list of 40 steps or more": (*GPU, ""),
+        "2 to 16 ranks": (*CABLE, "link"),
+        "The log stays as it is": (*LOG, ""),
+    },
+}
+EQUIVALENT = {}

@@ -432,9 +432,6 @@ EQUIVALENT = {
         "`step < world` -> `step <= world`": "in a round too many nobody has anyone to send to",
     },
     "02.ring_all_reduce": {
-        "`for request in dist.batch_isend_irecv(messages) if messag...` -> [-1:]": (
-            "the receive is waited for; what was sent changes only after it has come round"
-        ),
         "`(rank - k) % world` -> `rank - k`": "a tuple counts negative places from its end",
         "`(rank - k - 1) % world` -> `rank - k - 1`": "the same",
         "`(rank - k) % world` -> `rank - k` (#2)": "the same",

@@ -911,6 +911,4 @@ EQUIVALENT["04.attention_buckets"] = {
     "`-total // (most * world)` -> `-total % (most * world)`": FEWER,
     "`-sum(lengths)` -> `sum(lengths)`": FEWER,
     "`-total` -> `total`": FEWER,
-    "`1` -> `2`": "three more steps are allowed, and one or two are enough",
-    "`for parts in assigned` -> [:-1] (#2)": "the last step is above a budget alone only by chance",
 }

@@ -1073,6 +1073,34 @@ WRONG["18.shifted_loss"] = [
         loses=MANY,
     ),
     Wrong(
+        "counted in float16",
+        loss(
+            (
+                "(shifted != -100).sum().to(own.dtype)",
+                "(shifted != -100).sum().half().to(own.dtype)",
+            )
+        ),
+        says=", which is wrong",
+        loses=MANY,
+    ),
+    Wrong(
+        "added up in float32",
+        loss(
+            (
+                "torch.stack([own.detach(), (shifted != -100).sum().to(own.dtype)])",
+                "torch.stack([own.detach().float(), (shifted != -100).sum().float()])",
+            )
+        ),
+        says=", which is wrong",
+        loses=MANY,
+    ),
+    Wrong(
+        "a gradient where none was asked for",
+        loss((SHIFTED, SHIFTED + "\n    logits.requires_grad_()")),
+        says="changed the logits",
+        loses=SAME,
+    ),
+    Wrong(
         "always float32",
         loss(
             (

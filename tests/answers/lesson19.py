@@ -592,6 +592,12 @@ WRONG["19.expert_gradients"] = [
         loses=VALUES,
     ),
     Wrong(
+        "the square compared with max_norm",
+        gradients(("if norm > max_norm:", "if norm**2 > max_norm:")),
+        says="is not clipped",
+        loses=CLIP,
+    ),
+    Wrong(
         "experts without a gradient left out",
         gradients(
             ("p.grad = torch.zeros_like(p)", "pass"),
@@ -845,6 +851,24 @@ WRONG["19.balance"] = [
         ),
         says="is nan",
         loses=NONE,
+    ),
+    Wrong(
+        "no graph where no token is",
+        balance(
+            (
+                "    share = (factor",
+                "    if len(logits) == 0:\n        return (factor * total[:number]).sum()\n"
+                "    share = (factor",
+            )
+        ),
+        says="it has no token: backward() has to work there",
+        loses=NONE,
+    ),
+    Wrong(
+        "counted in bfloat16",
+        balance(("counts.to(own.dtype)", "counts.bfloat16().to(own.dtype)")),
+        says=", which is wrong",
+        loses=MANY,
     ),
     Wrong(
         "probabilities over tokens",

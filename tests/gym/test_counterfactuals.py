@@ -64,6 +64,19 @@ def test_a_proof_that_cannot_fail_is_named(tmp_path):
     assert "cell 3 (error), Q01: with 'y' for '[y]' it raises TypeError" in wrong_error
 
 
+def test_measured_times_are_asserted_in_the_changed_run_alone(tmp_path):
+    times = "import ddpz_lite as dz\nbusy = True\nt = 1\ndz.check.times({claim})"
+    path = lesson(
+        tmp_path,
+        ("good", times.format(claim="t < 2"), [change("t = 1", "t = 3")]),
+        ("spoiled", times.format(claim="not busy"), [change("t = 1", "t = 3")]),
+        ("weak", times.format(claim="t < 9"), [change("t = 1", "t = 3")]),
+    )
+    assert [line.partition(":")[2] for line in unproved(path)] == [
+        " cell 2 (weak), Q01: with 't = 3' for 't = 1' it still passes"
+    ]
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -6,6 +6,7 @@ job sees it too.
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from dataclasses import replace
@@ -74,6 +75,18 @@ class _Check:
     def seed(self) -> int:
         """The learner's seed, for tasks in which each learner makes a run of their own."""
         return own_seed()
+
+    def times(self, holds: bool) -> None:
+        """A claim about measured seconds, which other programs on the machine can spoil.
+
+        `ddpz lessons` sets DDPZ_TIMES=assert: what it stores has shown the claim. Elsewhere a
+        busy machine is not an error, and a sentence says what to do.
+        """
+        if holds:
+            return
+        if os.environ.get("DDPZ_TIMES") == "assert":
+            raise AssertionError("the measured times do not show what the lesson says of them")
+        print("These times do not show it: other programs used the processors. Run the cell again.")
 
     def __repr__(self) -> str:
         return 'check("03.weighted_mean", weighted_mean) judges an answer; check.hint(...) helps'

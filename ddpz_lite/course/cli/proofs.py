@@ -39,19 +39,41 @@ def unproved(path: Path, timeout: float = 240) -> Iterator[str]:
 def _fails(
     client: NotebookClient, notebook: nbformat.NotebookNode, change: Counterfactual
 ) -> str | None:
-    """None if the cell fails under the change as it must; otherwise what it did."""
+    """None if the cell fails under the change as it must; otherwise what it did.
+
+    A busy machine can hide what the change does to a measured time, so there are three tries.
+    """
+    for _ in range(3):
+        if (wrong := _passes(client, notebook, change)) is None:
+            return None
+    return wrong
+
+
+def _passes(
+    client: NotebookClient, notebook: nbformat.NotebookNode, change: Counterfactual
+) -> str | None:
+    """One try. Meanwhile `check.times` asserts; unchanged cells may run on a busy machine."""
     changed = copy.deepcopy(notebook.cells[change.changed])
     changed.source = changed.source.replace(change.replace, change.by)
     what = f"with {change.by!r} for {change.replace!r}"
+    _times(client, change.changed, "assert")
     error = _error_of(client, changed, change.changed)
     if change.changed != change.cell:
         error = _error_of(client, copy.deepcopy(notebook.cells[change.cell]), change.cell)
+    _times(client, change.changed, "")
+    if change.changed != change.cell:
         client.execute_cell(copy.deepcopy(notebook.cells[change.changed]), change.changed)
     if error is None:
         return f"{what} it still passes"
     if error.ename != change.raises:
         return f"{what} it raises {error.ename}, not {change.raises}: {error.evalue}"
     return None
+
+
+def _times(client: NotebookClient, position: int, value: str) -> None:
+    """Set DDPZ_TIMES in the kernel."""
+    source = f'__import__("os").environ["DDPZ_TIMES"] = "{value}"'
+    client.execute_cell(nbformat.v4.new_code_cell(source), position)
 
 
 def _error_of(

@@ -133,6 +133,6 @@ def _asserts(source: str) -> bool:
             return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name.startswith("assert_"):
+            if name.startswith("assert_") or ast.unparse(node.func) == "dz.check.times":
                 return True
     return False

@@ -220,7 +220,7 @@ def shifted_loss(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> 
             with span(f"backward {number}"):
                 (loss * call["times"]).backward()
             gradient = logits.grad
-        same = torch.equal(logits.detach(), call["logits"])
+        same = torch.equal(logits.detach(), call["logits"]) and logits.requires_grad == call["grad"]
         results.append({"loss": value, "grad": gradient, "early": early, "same": same})
     return {"results": results, "changed": kept.changed()}
 

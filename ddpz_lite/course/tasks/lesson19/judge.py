@@ -495,6 +495,14 @@ def _gradient_cases(rng: torch.Generator) -> list[Case]:
         inputs = [{"calls": [one[rank] for one in every]} for rank in range(world)]
         return Case(f"{world_name(world)}{says}", inputs, kind)
 
+    def limited(made: Case, shares: Sequence[float]) -> Case:
+        """max_norm of each call is this share of its norm: one between a norm and its square."""
+        for index, share in enumerate(shares):
+            norm, _ = _norms(made, index, 0)
+            for given in made.inputs:
+                given["calls"][index]["max_norm"] = share * norm
+        return made
+
     return [
         case(", groups of 2 and of 3", "", calls(6, 2), calls(6, 2), calls(6, 3)),
         case(", groups of 2, 4 and 1", "", calls(4, 2), calls(4, 4), calls(4, 1)),
@@ -511,6 +519,15 @@ def _gradient_cases(rng: torch.Generator) -> list[Case]:
             calls(4, 1, max_norm=0.5),
         ),
         case(", clipped", "clip", calls(1, 1, max_norm=0.25)),
+        limited(
+            case(
+                ", norms below and above 1",
+                "clip",
+                calls(2, 2, times=0.1),
+                calls(2, 2, times=5.0),
+            ),
+            (0.7, 1.5),
+        ),
         case(
             ", experts without a token, and no gradient at all",
             "edge",
@@ -764,7 +781,7 @@ def _balance_cases(rng: torch.Generator) -> list[Case]:
         case(
             ", bfloat16 and many tokens",
             "other",
-            calls((301, 290), 4, 2, torch.bfloat16),
+            calls((901, 890), 4, 2, torch.bfloat16),  # more choices than bfloat16 can count
             calls((5, 4), 4, 2, torch.bfloat16, times=3.0),
         ),
     ]
@@ -833,9 +850,9 @@ def _balance_gradient(seen: Observed, index: int) -> str | None:
         if result["early"]:
             return f"{what} was there before backward was called."
         if result["grad"] is None:
-            if not len(mean):
-                continue
-            return f"{what} is None: the loss is not connected to the logits."
+            if len(mean):
+                return f"{what} is None: the loss is not connected to the logits."
+            return f"{what} is None, and it has no token: backward() has to work there, too."
         own = call["logits"].float().clone().requires_grad_()
         if len(own):
             _balance_of(own, call["experts"]).backward()

@@ -906,8 +906,10 @@ def _planned(judge: Callable[[Call, Mesh], str | None]) -> Callable[[Call, Any],
     def judge_one(call: Call, got: Call) -> str | None:
         if got["refused"] is not None:
             found = _numbers(got["refused"])
-            why = [words for mistake, words in TOO_SLOW.items()
-                   if mistake in MORE and _named(found, _least(call, mistake))]  # fmt: skip
+            why = [] if _named(found, _least(call)) else [
+                words for mistake, words in TOO_SLOW.items()
+                if mistake in MORE and _named(found, _least(call, mistake))
+            ]  # fmt: skip
             told = f"a mesh fits, and ValueError was raised: {got['refused']!r}"
             return " ".join([told, *why])
         mesh = got["mesh"]

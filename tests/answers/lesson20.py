@@ -66,9 +66,19 @@ def where_time_goes(failures, length, interval, write, detect, restart):
 """
 
 
-def ticks(old, new):
-    assert TICKS.count(old) == 1
-    return TICKS.replace(old, new)
+TICK_LOST = '                    found["lost"] += unsaved\n'
+TICK_BACK = """
+            elif state == "restart" and inside == back:
+                state, inside = "compute", 0
+"""
+
+
+def ticks(*changes):
+    source = TICKS
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return source
 
 
 WRONG["20.goodput"] = [
@@ -153,7 +163,7 @@ WRONG["20.goodput"] = [
     ),
     Wrong(
         "no work is lost",
-        ticks('found["lost"] += unsaved\n                    ', 'found["kept"] += unsaved\n' + 20 * " "),
+        ticks((TICK_LOST, TICK_LOST.replace("lost", "kept"))),
         says="survives a failure",
         loses=PARTS,
     ),
@@ -168,20 +178,23 @@ WRONG["20.goodput"] = [
     Wrong(
         "checkpoints by the clock",
         ticks(
-            'if state == "compute" and inside == every:',
-            'if state == "compute" and inside and tick % every == 0:',
+            (
+                'if state == "compute" and inside == every:',
+                'if state == "compute" and inside and tick % every == 0:',
+            )
         ),
         says="the checkpoints follow the clock",
         loses=PARTS,
     ),
     Wrong(
         "the interval continues after a restart",
-        ticks("state, inside = \"detect\", 0\n            else", "state, inside = \"detect\", 0\n            else")
-        .replace('elif state == "restart" and inside == back:\n                state, inside = "compute", 0',
-                 'elif state == "restart" and inside == back:\n                state, inside = "compute", was')
-        .replace("                if state != \"detect\":", "                if state == \"compute\":\n"
-                 "                    was = inside\n                if state == \"write\":\n"
-                 "                    was = 0\n                if state != \"detect\":"),
+        ticks(
+            (
+                TICK_LOST,
+                '                    was = inside if state == "compute" else 0\n' + TICK_LOST,
+            ),
+            (TICK_BACK, TICK_BACK.replace('"compute", 0', '"compute", was')),
+        ),
         says="the old interval continues",
         loses=PARTS,
     ),
@@ -228,7 +241,10 @@ def where_time_goes(failures, length, interval, write, detect, restart):
         "outages that last beyond the end",
         goodput(
             ("writing = start", "writing = down = start"),
-            ("            continue\n", "                down += detect + restart\n            continue\n"),
+            (
+                "            continue\n",
+                "                down += detect + restart\n            continue\n",
+            ),
             (DOWN, "        down += (detect + restart) * (time < length)\n" + DOWN),
             ('"down": length - kept - lost - writing', '"down": down'),
         ),
@@ -392,7 +408,7 @@ WRONG["20.spares"] = [
     ),
     Wrong(
         "no machine is followed",
-        '''
+        """
 def fewest_spares(failures, nodes, most, work, repair, swap, by):
     for spares in range(most + 1):
         free, away, left, resumes, end = spares, [], work, 0.0, None
@@ -420,14 +436,17 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
             resumes = math.inf if holes else time + swap
         if end <= by:
             return spares, end
-''',
+""",
         says="Follow the machines",
         loses=FEWEST,
     ),
     Wrong(
         "a failure hits a place",
         spares(
-            ("left, resumes = work, 0.0", "place = {m: m for m in job}\n    left, resumes = work, 0.0"),
+            (
+                "left, resumes = work, 0.0",
+                "place = {m: m for m in job}\n    left, resumes = work, 0.0",
+            ),
             (
                 "        if machine in job:\n",
                 "        machine = place.get(machine, machine)\n"
@@ -439,7 +458,8 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
             (
                 "                    job.add(back)\n",
                 "                    job.add(back)\n"
-                "                    place[next(p for p, m in place.items() if m is None)] = back\n",
+                "                    place[next(p for p, m in place.items() if m is None)] = "
+                "back\n",
             ),
         ),
         says="Follow the machines",
@@ -448,7 +468,13 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
     Wrong(
         "each failure stops the job",
         spares(
-            (SKIP, "        elif machine in ready:\n" + STOP + RESUME + "        else:\n            continue\n")
+            (
+                SKIP,
+                "        elif machine in ready:\n"
+                + STOP
+                + RESUME
+                + "        else:\n            continue\n",
+            )
         ),
         says="Only machines of the job stop it",
         loses=BROKEN,
@@ -550,7 +576,11 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
         "down from the largest number",
         spares(
             (LOOP, "    found = None\n    for spares in reversed(range(most + 1)):\n"),
-            (ENOUGH, "        if end > by:\n            break\n        found = spares, end\n    return found\n"),
+            (
+                ENOUGH,
+                "        if end > by:\n            break\n        found = spares, end\n"
+                "    return found\n",
+            ),
         ),
         says="more spares can be slower",
         loses=TIME,
@@ -679,6 +709,7 @@ MESH = ("as many GPUs as there are, all divided",)
 FITS = ("it fits the memory",)
 FAST = ("within 10% of the fastest mesh",)
 ANY = ("any number of GPUs and any node",)
+SECONDS = ("the seconds of its step",)
 REFUSE = ("a refusal that says what is needed",)
 
 
@@ -691,11 +722,16 @@ DIVIDE = "heads % tensor or layers % pipeline or batch % data"
 ALIVE = " + min(count, pipeline) * layers / pipeline * layer"
 BUBBLE = "compute * (1 + (pipeline - 1) / count) + reduce"
 LINK = 'cluster["slow" if cluster["per_node"] % block else "fast"]'
-CHOICE = "return min(fits, key=fits.get)"
+CHOICE = "best = min(fits, key=fits.get)"
 WORDS = 'f"no mesh fits: the smallest needs {math.ceil(least)} bytes on a GPU"'
 
 WRONG["20.plan"] = [
-    Wrong("GPUs left over", plan((PRODUCT, "")), says="is not 16 GPUs", loses=MESH),
+    Wrong(
+        "GPUs left over",
+        plan((PRODUCT, PRODUCT.replace("data * tensor * pipeline != gpus", "data < 1"))),
+        says="is not 16 GPUs",
+        loses=MESH,
+    ),
     Wrong(
         "heads ignored",
         plan((DIVIDE, "layers % pipeline or batch % data")),
@@ -716,7 +752,7 @@ WRONG["20.plan"] = [
     ),
     Wrong(
         "another order",
-        plan((CHOICE, "return min(fits, key=fits.get)[::-1]")),
+        plan(("return best, fits[best]", "return best[::-1], fits[best]")),
         says="does not divide",
         loses=MESH,
     ),
@@ -758,9 +794,21 @@ WRONG["20.plan"] = [
     ),
     Wrong(
         "the largest group of tensor parallelism",
-        plan((CHOICE, "return max(fits, key=lambda mesh: mesh[1])")),
+        plan((CHOICE, "best = max(fits, key=lambda mesh: mesh[1])")),
         says="Tensor parallelism crosses nodes",
         loses=FAST,
+    ),
+    Wrong(
+        "half of the collectives",
+        plan(("sent = 16 *", "sent = 8 *")),
+        says="its step takes",
+        loses=SECONDS,
+    ),
+    Wrong(
+        "the mesh alone",
+        plan(("return best, fits[best]", "return best")),
+        says="three whole numbers, and a number",
+        loses=MESH,
     ),
     Wrong(
         "groups no larger than a node",
@@ -788,19 +836,19 @@ WRONG["20.plan"] = [
     ),
     Wrong(
         "as few parts as possible",
-        plan((CHOICE, "return min(fits, key=lambda mesh: (mesh[1] * mesh[2], mesh[2]))")),
+        plan((CHOICE, "best = min(fits, key=lambda mesh: (mesh[1] * mesh[2], mesh[2]))")),
         says="into the fewest parts",
         loses=FAST,
     ),
     Wrong(
         "the first mesh that fits",
-        plan((CHOICE, "return list(fits)[0]")),
+        plan((CHOICE, "best = list(fits)[0]")),
         says="is possible",
         loses=FAST,
     ),
     Wrong(
         "the first mesh where nothing fits",
-        plan(("raise ValueError", "return 1, 1, gpus\n        raise ValueError")),
+        plan(("raise ValueError", "return (1, 1, gpus), 1.0\n        raise ValueError")),
         says="Raise ValueError",
         loses=REFUSE,
     ),
@@ -838,7 +886,7 @@ def cost(model, cluster, d, t, p):
     memory = states + per_stage * 34 * tokens / t * min(m, p)
 
     def bandwidth(size):
-        return cluster["fast"] if cluster["per_node"] in range(size, 10**6, size) else cluster["slow"]
+        return cluster["fast" if cluster["per_node"] in range(size, 10**6, size) else "slow"]
 
     forward_backward = 6 * parameters * model["sequence"] / (t * p) / cluster["flops"]
     forward_backward += per_stage * 16 * tokens * (1 - 1 / t) / bandwidth(t)
@@ -871,7 +919,7 @@ def choose_mesh(model, cluster):
     if best is None:
         smallest = min(c[0] for c in costs.values())
         raise ValueError(f"{smallest:,.0f} bytes are needed on each of {n} GPUs")
-    return list(best[1])
+    return [list(best[1]), best[0]]
 """,
     ),
     (
@@ -896,12 +944,13 @@ def choose_mesh(model, cluster):
         raise ValueError("a GPU would need %d bytes" % math.ceil(min(least)))
     found.sort()
     near = [mesh for mesh in found if mesh[0] <= 1.05 * found[0][0]]
-    return tuple(min(near, key=lambda mesh: mesh[2])[1:])
+    seconds, *mesh = min(near, key=lambda mesh: mesh[2])
+    return tuple(mesh), seconds
 """,
     ),
     (
         "by data and tensor, a class",
-                """
+        """
 class Plan:
     def __init__(self, model, cluster, data, tensor):
         self.model, self.cluster, self.data, self.tensor = model, cluster, data, tensor
@@ -944,7 +993,7 @@ def choose_mesh(model, cluster):
         small = min(plan.bytes() for plan in plans)
         raise ValueError("too large: " + str(int(small) + (small > int(small))) + " bytes")
     best = min(fitting, key=Plan.seconds)
-    return best.data, best.tensor, best.pipeline
+    return (best.data, best.tensor, best.pipeline), best.seconds()
 """,
     ),
 ]
@@ -979,9 +1028,7 @@ def largest(name):
 
 
 WRONG["20.diagnose"] = [
-    Wrong(
-        "the largest step", largest("step"), says="all ranks end a step together", loses=GPU
-    ),
+    Wrong("the largest step", largest("step"), says="all ranks end a step together", loses=GPU),
     Wrong(
         "the rank that waits longest",
         largest("wait"),
@@ -990,8 +1037,11 @@ WRONG["20.diagnose"] = [
     ),
     Wrong(
         "the mean over steps",
-        diagnose((OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
-                 ("rows = zip(", "rows = list(zip("), ('log["ring"])\n', 'log["ring"]))\n')),
+        diagnose(
+            (OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
+            ("rows = zip(", "rows = list(zip("),
+            ('log["ring"])\n', 'log["ring"]))\n'),
+        ),
         says="had a single long step",
         loses=GPU,
     ),
@@ -1070,7 +1120,7 @@ WRONG["20.diagnose"] = [
     Wrong(
         "the median over steps",
         diagnose((LOW, "return sorted(values)[len(values) // 2]")),
-        says="steps",
+        says="one step is long",
         loses=STALL,
     ),
     Wrong(
@@ -1082,7 +1132,7 @@ WRONG["20.diagnose"] = [
     Wrong(
         "the last stall in the last of k",
         diagnose((PERIOD, "if all(long[every - 1 :: every]):")),
-        says="steps",
+        says="one step is long",
         loses=STALL,
     ),
     Wrong(
@@ -1136,7 +1186,9 @@ WRONG["20.diagnose"] = [
     ),
     Wrong(
         "the first step dropped in place",
-        diagnose(("    steps = [", "    for rows in log.values():\n        del rows[0]\n    steps = [")),
+        diagnose(
+            ("    steps = [", "    for rows in log.values():\n        del rows[0]\n    steps = [")
+        ),
         says="which was handed in to be read",
         loses=LOG,
     ),
@@ -1149,7 +1201,7 @@ import torch
 
 
 def diagnose(log):
-    step, wait, ring = (torch.tensor(log[name], dtype=torch.float64) for name in ("step", "wait", "ring"))
+    step, wait, ring = (torch.tensor(log[k]).double() for k in ("step", "wait", "ring"))
     n = step.shape[1]
     total = step.mean(1)
     long = total > 1.07 * total.quantile(0.2)
@@ -1185,7 +1237,8 @@ def diagnose(log):
             if min(steps[start::k]) > 1.08 * base:
                 return "checkpoint", k
     waits = [statistics.median(row[r] for row in log["wait"]) for r in range(n)]
-    rest = [statistics.median(s[r] - g[r] for s, g in zip(log["step"], log["ring"])) for r in range(n)]
+    pairs = list(zip(log["step"], log["ring"]))
+    rest = [statistics.median(s[r] - g[r] for s, g in pairs) for r in range(n)]
     own = [a - b for a, b in zip(rest, waits)]
     late = min(range(n), key=lambda r: waits[r])
     if own[late] > 1.08 * min(own):
@@ -1262,6 +1315,7 @@ PROMISES = {
         "t divides the model's `heads`": (*MESH, ""),
         "Return a mesh of all GPUs that fits the memory": (*FITS, ""),
         "at most 10% longer than the fastest": (*FAST, ""),
+        "with the seconds of its step": (*SECONDS, ""),
         "raise a `ValueError` whose message has the bytes": (*REFUSE, "refuse"),
         "In all cases some mesh divides": None,
         "gpus (1 to 16,384)": (*ANY, "edge"),
@@ -1287,4 +1341,41 @@ PROMISES = {
         "The log stays as it is": (*LOG, ""),
     },
 }
-EQUIVALENT = {}
+NEVER = "it is left out by a condition below"
+QUANTILE = "any low quantile tells"
+EQUAL = "two times are never equal to the last bit"
+ALL_STEPS = "a step less tells the same"
+EQUIVALENT = {
+    "20.goodput": {
+        "`time < start` -> `time <= start`": "at the end of the restart a failure begins it again, "
+        "or finds a job that has just begun: the same"
+    },
+    "20.spares": {
+        "`return None` -> dropped": "a function without return returns None",
+        "`sorted(away, key=away.get)` -> `list(away)`": "repairs take equally long, so they end in "
+        "the order in which they began",
+    },
+    "20.plan": {
+        "`range(1, heads + 1)` -> `range(1, heads + 1 + 1)`": NEVER,
+        "`range(1, layers + 1)` -> `range(1, layers + 1 + 1)`": NEVER,
+        "`1` -> `2` (#2)": NEVER,
+        "`1` -> `2` (#4)": NEVER,
+    },
+    "20.diagnose": {
+        "`0` -> `1`": "each step has all ranks",
+        "`0` -> `-1`": "each step has all ranks",
+        "`len(values)` -> `len(values) + 1`": QUANTILE,
+        "`4` -> `5`": QUANTILE,
+        "`4` -> `3`": QUANTILE,
+        "`for row in log['step']` -> [:-1]": ALL_STEPS,
+        "`for step in steps` -> [:-1]": ALL_STEPS,
+        "`for row in rows` -> [:-1]": ALL_STEPS,
+        "`step > 1.07 * low(steps)` -> `step >= 1.07 * low(steps)`": EQUAL,
+        "`max(own) > 1.07 * min(own)` -> `max(own) >= 1.07 * min(own)`": EQUAL,
+        "`max(wait) > 1.07 * low(wait)` -> `max(wait) >= 1.07 * low(wait)`": EQUAL,
+        "`2` -> `1`": "not every step is long",
+        "`9` -> `10`": "no chance makes steps long at equal distances",
+        "`long[i::every]` -> `long[i + 1::every]`": "all remainders are there",
+        "`range(every)` -> `range(every + 1)`": "a remainder is there twice",
+    },
+}

@@ -28,9 +28,9 @@ def plan(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str
 
     def refusing(**call: Any) -> dict[str, Any]:
         try:
-            return {"mesh": answer(**call), "refused": None}
+            return {"plan": answer(**call), "refused": None}
         except ValueError as error:
-            return {"mesh": None, "refused": str(error)}
+            return {"plan": None, "refused": str(error)}
 
     return _called(refusing, calls)
 

@@ -254,13 +254,13 @@ def _goodput_cases(rng: torch.Generator) -> list[Case]:
                 plain | {"interval": math.inf},
                 plain | {"interval": plain["length"] + 5},
                 quiet | {"interval": math.inf},
-                plain | {"length": plain["interval"] / 2},
+                plain | {"length": plain["interval"] // 2},
                 zero,
                 zero | {"detect": 0.0},
                 zero | {"restart": 0.0},
                 plain | {"detect": 0.0, "restart": 0.0, "write": 0.0},
                 plain | {"failures": [plain["length"] - 1.0]},
-                plain | {"failures": [plain["length"] + 7.0, plain["interval"] / 2]},
+                plain | {"failures": [plain["length"] + 7.0, plain["interval"] // 2]},
             ],
         ),
     ]
@@ -499,12 +499,16 @@ def _spares_cases(rng: torch.Generator) -> list[Case]:
 
     def plain() -> Call:
         simple = ("gone", "no swap", "no wait", "always")
-        return drawn(*simple, hides=(*SPECIAL, "place"), others=False)
+        while True:
+            call = drawn(*simple, hides=(*SPECIAL, "place"), others=False)
+            if _fewest(call) != _fewest(call | {"most": 0}):
+                return call
 
     def large() -> Call:
         while True:
-            call = {"failures": [[_quarters(rng, 1, 6000), _pick(rng, 0, 69)] for _ in range(150)],
-                    "nodes": 64, "most": 6, "work": 5000.0, "repair": 60.0, "swap": 12.5}  # fmt: skip
+            failures = [[_quarters(rng, 1, 6000), _pick(rng, 0, 69)] for _ in range(150)]
+            call = {"failures": failures, "nodes": 64, "most": 6, "work": 5000.0, "repair": 60.0,
+                    "swap": 12.5}  # fmt: skip
             call["by"] = sorted(_done(call, n) for n in range(7))[3]
             if right_for(call, (), ("repair tie", "done tie")):
                 return call
@@ -595,9 +599,7 @@ def _spares(call: Call, got: Any) -> str | None:
         return f"{count} spares are not from 0 to {call['most']}."
     ends = _done(call, count)
     if not math.isclose(seconds, ends, rel_tol=1e-9):
-        return (
-            f"the job with {_spares_named(count)} is done at {ends:.12g}, not at {seconds:.12g}."
-        )
+        return f"the job with {_spares_named(count)} is done at {ends:.12g}, not at {seconds:.12g}."
     if ends > call["by"]:
         return f"the job with {_spares_named(count)} is done at {ends:.12g}, too late."
     return f"{_spares_named(wanted[0])} would be enough, not {count}."
@@ -783,9 +785,9 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
         if not models and _is_other(changed, plain):
             models = other["model"]
     full = drawn("small enough", gpus=96)
-    tight = drawn("no activations", gpus=256, batch=256, heads=32, hidden=4096, layers=32)
-    need = sum(_memory(tight["model"], _best(tight)).values())
-    tight["cluster"]["memory"] = math.ceil(need)
+    tight = _filled(drawn(gpus=256, batch=256, heads=32, hidden=4096, layers=32))
+    while not tight:
+        tight = _filled(drawn(gpus=256, batch=256, heads=32, hidden=4096, layers=32))
     lone = drawn(gpus=1, layers=24, hidden=1024, heads=16, batch=4)
     return [
         _case(
@@ -814,6 +816,7 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
                 drawn("small enough", per_node=6, gpus=96),
                 tight,
                 lone,
+                drawn(gpus=8, per_node=8, heads=8, hidden=2048, batch=1),
                 drawn(gpus=7, heads=28, hidden=3584, layers=28, batch=14, sequence=4096),
             ],
         ),
@@ -828,6 +831,16 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
             ],
         ),
     ]
+
+
+def _filled(call: Call) -> Call | None:
+    """The call with as much memory as the best mesh needs, if a byte less needs another mesh."""
+    model, cluster = call["model"], call["cluster"]
+    need = sum(_memory(model, _best(call)).values())
+    full = {"model": model, "cluster": cluster | {"memory": int(need)}}
+    less = {"model": model, "cluster": cluster | {"memory": int(need) - 1}}
+    other = _best(less)
+    return full if need == int(need) and other and _fault(full, other) else None
 
 
 def _is_other(call: Call, first: Call) -> bool:
@@ -902,7 +915,39 @@ def _too_slow(call: Call, mesh: Mesh) -> str | None:
 MORE = ("optimizer replicated", "all micro-batches")  # mistakes by which a mesh needs more memory
 
 
-def _planned(judge: Callable[[Call, Mesh], str | None]) -> Callable[[Call, Any], str | None]:
+def _pair(plan: Any) -> tuple[Mesh, float] | None:
+    """A mesh and its seconds, if these are what was returned."""
+    if type(plan) is not list or len(plan) != 2 or type(plan[0]) is not list:
+        return None
+    sizes, seconds = [whole(size) for size in plan[0]], number(plan[1])
+    if len(sizes) != 3 or None in sizes or seconds is None:
+        return None
+    return (sizes[0], sizes[1], sizes[2]), seconds
+
+
+def _wrong_time(call: Call, mesh: Mesh, got: float) -> str | None:
+    model, cluster = call["model"], call["cluster"]
+    parts = _seconds(model, cluster, mesh)
+    wanted = sum(parts.values())
+    if math.isclose(got, wanted, rel_tol=1e-6):
+        return None
+    words = ", ".join(f"{name} {value:.4g}" for name, value in parts.items())
+    told = f"its step takes {wanted:.4g} s ({words}), not {got:.4g}."
+    for mistake in ("no bubble", "one link", "small enough", "no tensor time"):
+        if math.isclose(got, sum(_seconds(model, cluster, mesh, mistake).values()), rel_tol=1e-6):
+            return f"{told} {TIMES[mistake]}"
+    return told
+
+
+TIMES = {
+    "no bubble": "The bubble is missing.",
+    "one link": "Not all groups have the fast links.",
+    "small enough": "A group that is no larger than a node can still lie on two.",
+    "no tensor time": "The collectives of tensor parallelism are missing.",
+}
+
+
+def _planned(judge: Callable[..., str | None]) -> Callable[[Call, Any], str | None]:
     def judge_one(call: Call, got: Call) -> str | None:
         if got["refused"] is not None:
             found = _numbers(got["refused"])
@@ -912,13 +957,11 @@ def _planned(judge: Callable[[Call, Mesh], str | None]) -> Callable[[Call, Any],
             ]  # fmt: skip
             told = f"a mesh fits, and ValueError was raised: {got['refused']!r}"
             return " ".join([told, *why])
-        mesh = got["mesh"]
-        sizes = [whole(size) for size in mesh] if type(mesh) is list else []
-        if len(sizes) != 3 or None in sizes:
-            return "return three whole numbers, (data, tensor, pipeline)."
-        told = f"({', '.join(map(str, sizes))}) was returned:"
-        wrong = judge(call, tuple(sizes))
-        return wrong and f"{told} {wrong}"
+        if (pair := _pair(got["plan"])) is None:
+            return "return ((data, tensor, pipeline), seconds): three whole numbers, and a number."
+        mesh, seconds = pair
+        wrong = judge(call, mesh) if judge is not _wrong_time else judge(call, mesh, seconds)
+        return wrong and f"({', '.join(map(str, mesh))}) was returned: {wrong}"
 
     return judge_one
 
@@ -935,13 +978,13 @@ def _named(numbers: Sequence[float], value: float) -> bool:
 
 def _refused(call: Call, got: Call) -> str | None:
     if got["refused"] is None:
-        return f"no mesh fits, and {got['mesh']} was returned. Raise ValueError."
+        return f"no mesh fits, and {got['plan']} was returned. Raise ValueError."
     least = _least(call)
     if _named(_numbers(got["refused"]), least):
         return None
     return (
-        f"the message of the ValueError, {got['refused']!r}, lacks the bytes that the smallest mesh "
-        f"needs: {least}."
+        f"the message of the ValueError, {got['refused']!r}, lacks the bytes that the smallest "
+        f"mesh needs: {least}."
     )
 
 
@@ -953,10 +996,12 @@ PLAN = Task(
     minutes=30,
     cases=_plan_cases,
     criteria=(
-        Criterion("as many GPUs as there are, all divided", 2, _each(_planned(_no_mesh)),
-                  on=("", "edge")),
+        Criterion(
+            "as many GPUs as there are, all divided", 2, _each(_planned(_no_mesh)), on=("", "edge")
+        ),
         Criterion("it fits the memory", 2, _each(_planned(_too_large)), on=("", "edge")),
-        Criterion("within 10% of the fastest mesh", 3, _each(_planned(_too_slow)), on=("",)),
+        Criterion("within 10% of the fastest mesh", 2, _each(_planned(_too_slow)), on=("",)),
+        Criterion("the seconds of its step", 1, _each(_planned(_wrong_time)), on=("", "edge")),
         Criterion("any number of GPUs and any node", 1, _each(_planned(_fault)), on=("edge",)),
         Criterion("a refusal that says what is needed", 1, _each(_refused), on=("refuse",)),
         Criterion("the arguments stay as they are", 1, unchanged),
@@ -967,7 +1012,7 @@ PLAN = Task(
         "number of GPUs, and keep the meshes that divide heads, layers and batch.",
         "for tensor in divisors(gpus): for pipeline in divisors(gpus // tensor): data = gpus // "
         "(tensor * pipeline). Among the meshes that divide, the least memory goes into the "
-        "message. Among those that fit, min(fits, key=seconds).",
+        "message. Among those that fit, best = min(fits, key=seconds).",
     ),
     debrief="Production planners search the same way, with measured instead of computed times, "
     "and over more: micro-batch size, recomputation, context and expert parallelism, interleaved "
@@ -996,10 +1041,12 @@ def _log(
     factor: float = 1.0,
     writer: int | None = None,
     steps: int | None = None,
+    at: int | None = None,
 ) -> Call:
     """A log of a job with this fault. where: the rank, the sender's rank, or the period.
 
-    writer: the only rank that a checkpoint stops; None: it stops all.
+    writer: the only rank that a checkpoint stops; None: it stops all. at: a step that is long by
+    chance.
     """
     steps = steps or _pick(rng, 40, 56)
     base = 10 ** _uniform(rng, -2, 1)
@@ -1016,6 +1063,8 @@ def _log(
         hop[:, where] *= factor
     usual = _step(compute, hop)[0].median()
     chance = torch.randperm(steps, generator=rng)[: _pick(rng, 1, steps // 20)].tolist()
+    if at is not None:
+        chance = [at, *chance[:-1]]
     hit = [_pick(rng, 0, world - 1) for _ in chance]
     for step, rank in zip(chance, hit, strict=True):
         compute[step, rank] += base * _uniform(rng, 0.5, 20)
@@ -1109,7 +1158,9 @@ def _log_cases(rng: torch.Generator) -> list[Case]:
         case(
             "nothing but noise",
             "healthy",
-            *((world, "healthy") for world in (2, 3, 4, 8, 16)),
+            *((world, "healthy") for world in (2, 4, 16)),
+            (3, "healthy", None, 1.0, None, None, 0),
+            (8, "healthy", None, 1.0, None, None, -1),
         ),
     ]
 

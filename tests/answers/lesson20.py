@@ -1013,7 +1013,7 @@ def diagnose(*changes):
 
 SLOW = '        return "gpu", own.index(max(own))\n'
 SLOWER = "if max(own) > 1.07 * min(own):"
-OWN = "own = usual([[s - w - r for s, w, r in zip(*row)] for row in rows])"
+OWN = "own = usual([[s - w - r for s, w, r in zip(*row, strict=True)] for row in rows])"
 PAIR = '"link", ((receiver - 1) % world, receiver)'
 EVERY = "    for every in range(2, 9):\n"
 PERIOD = "if any(all(long[i::every]) for i in range(every)):"
@@ -1040,7 +1040,7 @@ WRONG["20.diagnose"] = [
         diagnose(
             (OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
             ("rows = zip(", "rows = list(zip("),
-            ('log["ring"])\n', 'log["ring"]))\n'),
+            ('log["ring"], strict=True)\n', 'log["ring"], strict=True))\n'),
         ),
         says="had a single long step",
         loses=GPU,
@@ -1071,7 +1071,7 @@ WRONG["20.diagnose"] = [
     ),
     Wrong(
         "the step without the wait alone",
-        diagnose((OWN, "own = usual([[s - w for s, w, r in zip(*row)] for row in rows])")),
+        diagnose((OWN, OWN.replace("s - w - r", "s - w"))),
         says="begins to send late",
         loses=GPU,
     ),
@@ -1264,7 +1264,7 @@ def diagnose(log):
         if any(set(range(o, len(length), k)) <= long for o in range(k)):
             return "checkpoint", k
     gpus, links = Counter(), Counter()
-    for steps, waits, rings in zip(log["step"], log["wait"], log["ring"]):
+    for steps, waits, rings in zip(log["step"], log["wait"], log["ring"], strict=True):
         own = [s - w - r for s, w, r in zip(steps, waits, rings)]
         slow = max(range(n), key=own.__getitem__)
         gpus[slow if own[slow] > 1.08 * sorted(own)[(n - 1) // 2] else None] += 1

@@ -93,7 +93,7 @@ WRONG = {
         Wrong(
             "every rank for itself",
             owners("return [dist.get_rank()] * len(sizes)"),
-            says="disagree on who owns what",
+            says="disagree on the owners. The result must not depend on the rank",
             loses=OWNED,
         ),
         Wrong(

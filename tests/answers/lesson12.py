@@ -500,7 +500,7 @@ def gather_int8(shard, block):
     steps = (rows / scales.clamp(min=1e-30)).round().to(torch.int8)
     return all_gather((steps * scales).to(shard.dtype).flatten()[:n])
 """,
-            says="What travels must be int8",
+            says="Send int8, and a scale for each block",
             loses=BYTES,
         ),
         Wrong(
@@ -509,7 +509,7 @@ def gather_int8(shard, block):
                 "    world, n =",
                 "    numel, block = block, 4\n    world, n =",
             ),
-            says="What travels must be int8, and a scale for each block",
+            says="Send int8, and a scale for each block",
             loses=BYTES,
         ),
         Wrong(

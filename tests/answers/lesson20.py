@@ -1013,7 +1013,7 @@ def diagnose(*changes):
 
 SLOW = '        return "gpu", own.index(max(own))\n'
 SLOWER = "if max(own) > 1.07 * min(own):"
-OWN = "own = usual([[s - w - r for s, w, r in zip(*row)] for row in rows])"
+OWN = "own = usual([[s - w - r for s, w, r in zip(*row, strict=True)] for row in rows])"
 PAIR = '"link", ((receiver - 1) % world, receiver)'
 EVERY = "    for every in range(2, 9):\n"
 PERIOD = "if any(all(long[i::every]) for i in range(every)):"
@@ -1040,7 +1040,7 @@ WRONG["20.diagnose"] = [
         diagnose(
             (OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
             ("rows = zip(", "rows = list(zip("),
-            ('log["ring"])\n', 'log["ring"]))\n'),
+            ('log["ring"], strict=True)\n', 'log["ring"], strict=True))\n'),
         ),
         says="had a single long step",
         loses=GPU,
@@ -1344,6 +1344,7 @@ PROMISES = {
 NEVER = "it is left out by a condition below"
 QUANTILE = "any low quantile tells"
 EQUAL = "two times are never equal to the last bit"
+STRICT = "they are equally long"
 ALL_STEPS = "a step less tells the same"
 EQUIVALENT = {
     "20.goodput": {
@@ -1362,6 +1363,13 @@ EQUIVALENT = {
         "`1` -> `2` (#4)": NEVER,
     },
     "20.diagnose": {
+        "`zip(*rows, strict=True)` -> `zip(*rows)`": STRICT,
+        "`zip(*row, strict=True)` -> `zip(*row)`": STRICT,
+        "`zip(log['step'], log['wait'], log['ring'], strict=True)` -> "
+        "`zip(log['step'], log['wait'], log['ring'])`": STRICT,
+        "`True` -> `False`": STRICT,
+        "`True` -> `False` (#2)": STRICT,
+        "`True` -> `False` (#3)": STRICT,
         "`0` -> `1`": "each step has all ranks",
         "`0` -> `-1`": "each step has all ranks",
         "`len(values)` -> `len(values) + 1`": QUANTILE,

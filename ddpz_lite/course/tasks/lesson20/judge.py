@@ -82,7 +82,7 @@ PARTS = ("kept", "lost", "write", "down")
 BASIC = {
     "nothing lost": "work after the last complete checkpoint survives a failure. It is lost.",
     "all lost": "a failure loses the work since the start. Complete checkpoints keep theirs.",
-    "end kept": "the work after the last complete checkpoint is kept when the time is over. It is lost.",
+    "end kept": "work after the last full checkpoint is kept when the time is over. It is lost.",
     "clock": "the checkpoints follow the clock. `interval` counts seconds of computing.",
     "carry": "the old interval continues after a restart. A full one begins.",
     "unsorted": "failures are taken as they come. They have no order: sort a copy.",

@@ -332,29 +332,29 @@ STEPS = ("finite gradients: unscaled, then stepped", "")
 GROWS = ("the scale grows after good steps in a row", "growth")
 PROMISES = {
     "01.state_bytes": {
-        "say how many bytes their tensors take": OPTIMIZERS,
-        "everything that the optimizer keeps, its step counters too": OPTIMIZERS,
-        "the gradients that are there now": (*SHARED, "shared"),
-        "right for any dtype, and for any optimizer": (*DTYPE, "dtype"),
+        "return how many bytes their tensors take": OPTIMIZERS,
+        "everything that the optimizer keeps, including its step counters": OPTIMIZERS,
+        "the gradients that exist now": (*SHARED, "shared"),
+        "right for any dtype and for all of torch's optimizers": (*DTYPE, "dtype"),
         "A weight that two layers share lies in memory once": (*SHARED, "shared"),
         "a frozen one has no gradient": (*SHARED, "shared"),
         "Buffers": OPTIMIZERS,
-        "Only look": OPTIMIZERS,
+        "Leave the model and the optimizer unchanged": OPTIMIZERS,
         "before or after its first step": OPTIMIZERS,
     },
     "01.accumulate": {
         "memory holds the activations of `micro_batch` of them": (*MEMORY, "short"),
         "the gradient of `loss_fn` over the **whole** batch": (WHOLE, ""),
-        "N need not divide by `micro_batch`": (*SHORT, "short"),
+        "N need not be a multiple of `micro_batch`": (*SHORT, "short"),
         "they do not belong to this batch": (WHOLE, ""),
-        "Make no step": (WHOLE, ""),
+        "Do not update the weights": (WHOLE, ""),
         "the most samples that may go through the model at once": (*MEMORY, ""),
     },
     "01.scaled_step": {
-        "bring the gradients back to their size and make the step": STEPS,
-        "then **nothing** may move": (*OVERFLOW, "overflow"),
+        "divide the gradients by the scale and make the step": STEPS,
+        "then **no** weight may change": (*OVERFLOW, "overflow"),
         "the scale is halved": ("the scale is halved after an overflow", "overflow"),
-        "it is doubled, and the count begins anew": GROWS,
+        "it is doubled, and the count starts again at 0": GROWS,
         "An overflow sets it to 0": GROWS,
         "The gradients are cleared in both cases": (*OVERFLOW, "overflow"),
         "returns whether it was made": STEPS,
@@ -626,9 +626,10 @@ def largest_batch(peaks, parameters, optimizer, budget):
 ]
 PROMISES["01.largest_batch"] = {
     "with which **every** step of the run stays within `budget` bytes": (*STATEFUL, "states"),
-    "Each time you write down the peak": None,
+    "Each time you write down its peak memory": None,
     "Every sample adds equally many bytes": (*PLAIN, ""),
     "gradients are freed after each step": None,
+    "the peak may be exactly this large": (*ENOUGH, "edge"),
 }
 
 # -- what authors who had not read the judge got away with -----------------------------------------

@@ -390,11 +390,11 @@ ROOT0 = ("every rank has the root's tensor, root 0", "")
 RING2 = ("2(N-1) messages from each rank", "uneven")
 PROMISES = {
     "02.tree_broadcast": {
-        "afterwards all hold what the root's held": ROOT0,
+        "Afterwards every rank's `tensor` holds the root's values": ROOT0,
         "`tensor` has the same shape on every rank": None,
-        "`dist.recv(tensor, src)` alone": (*MESSAGES, ""),
+        "Use only `dist.send(tensor, dst)` and `dist.recv(tensor, src)`": (*MESSAGES, ""),
         "Send N − 1 messages in all": (*MESSAGES, "root"),
-        "in one round a rank sends or receives one message": (*ROUNDS, "root"),
+        "a rank sends or receives at most one message": (*ROUNDS, "root"),
         "Copy the root's tensor to all ranks, in place": ROOT0,
         "any shape, the same on every rank": ROOT0,
         "root: a rank": ("any root", "root"),
@@ -402,34 +402,35 @@ PROMISES = {
     "02.ring_all_reduce": {
         "Cut the tensor into N chunks": (*BYTES, ""),
         "2(N − 1) rounds": RING2,
-        "need not divide by N, and may be smaller than N": (*UNEVEN, "uneven"),
-        "Each rank talks to its neighbours alone": (*NEIGHBOURS, ""),
+        "need not be a multiple of N, and may be smaller than N": (*UNEVEN, "uneven"),
+        "Each rank exchanges messages only with its neighbours": (*NEIGHBOURS, ""),
         "sends at most 2(N − 1)/N of the tensor": (*BYTES, "uneven"),
         "`wait()` for each": None,
         "Replace the tensor on every rank by the sum over all ranks": (*SUM, ""),
         "any float dtype, the same length on every rank": None,
     },
     "02.reduce_scatter": {
-        "Rank r wants the r-th part of the sum, and nothing else": (
-            "each rank's shard of the sum",
-            "",
-        ),
-        "half of it is enough": (*HALF, ""),
+        "Rank r needs only the r-th part of the sum": ("each rank's shard of the sum", ""),
+        "half of them are enough": (*HALF, ""),
         "return this rank's shard, padding included": (*UNEVEN, "uneven"),
         "added up in float32, so that the sum is rounded once": (
             "bfloat16 is added up in float32",
             "bf16",
         ),
-        "what an all-reduce sends": None,
+        "sends as many bytes as an all-reduce": None,
         "This rank's shard of the sum over all ranks": ("each rank's shard of the sum", ""),
-        "left as it is": ("each rank's shard of the sum", ""),
+        "it must not change": ("each rank's shard of the sum", ""),
         "of the same dtype": ("bfloat16 is added up in float32", "bf16"),
     },
     "02.hangs": {
         "Each of these programs, on three ranks, has one bug": None,
-        "the one that it makes and should not, or never makes and should": ("program A", ""),
+        "one that this rank makes but should not, or should make but does not": ("program A", ""),
+        "First find both by reading": None,
         "the name without `dist.`": ("program C", ""),
-        "For each program the rank where it begins": ("a rank and a call for each program", ""),
+        "For each program the rank that causes the hang": (
+            "a rank and a call for each program",
+            "",
+        ),
     },
 }
 
@@ -955,7 +956,7 @@ PROMISES["02.node_all_reduce"] = {
     "two on each": None,
     "sends at most half of the tensor to the other node": (*FAR, ""),
     "at most as many bytes as the tensor has to the rank on its own node": (*NEAR, ""),
-    "Use messages alone": (*FAR, ""),
+    "Use only messages": (*FAR, ""),
     "`nodes` says which ranks share a node": (*PLACED, "placed"),
     "All ranks end with the same bits": (*BITS, ""),
     "The length may be odd, or 1": ("odd lengths", "odd"),

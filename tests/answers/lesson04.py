@@ -552,12 +552,12 @@ PROMISES = {
         "no batch may have more than `budget` tokens": (*WITHIN, ""),
         "each sample comes exactly once": (*ONCE, ""),
         "All ranks get the same number of batches, none of them empty": (*AS_MANY, ""),
-        "the fewest that could hold all tokens": (*AS_MANY, "equal"),
-        "divided by what all ranks hold in a step, rounded up": (*AS_MANY, "equal"),
-        "1.05 times the tokens that the ranks have on average": (*WORK, ""),
+        "This number is the minimum, or one more": (*AS_MANY, "equal"),
+        "divided by N · `budget`, rounded up": (*AS_MANY, "equal"),
+        "1.05 times the mean number of tokens over the ranks": (*WORK, ""),
         "nothing is sent": (*NO_TRACE, ""),
         "The same epoch and seed give the same batches again": (*MIXED, ""),
-        "not more than a third do so again": (*MIXED, ""),
+        "at most a third share one again": (*MIXED, ""),
         "The global random generators stay as they are": (*NO_TRACE, ""),
         "the same on all ranks": None,  # of what is handed in
         "There are many samples for each batch, or all have one length": (*WITHIN, "equal"),
@@ -575,7 +575,7 @@ PROMISES = {
             "",
         ),
         "at most one element more than the gradient has": (*ONE_SUM, ""),
-        "Besides this and the store, nothing is sent": (*ONE_SUM, ""),
+        "Send nothing else, except through the store": (*ONE_SUM, ""),
         "The gradient (P,) of the mean loss over all tokens of all texts": (*MEAN, ""),
         "shared by all ranks, and new in each call": None,  # of what is handed in
         "of text i, a list of ints, the same on all ranks": None,
@@ -585,13 +585,13 @@ PROMISES = {
         "One rank's bad evaluation must not end the run of all ranks": (*MAJORITY, "majority"),
         "more than half of the ranks wish to stop after the same step": (*ODD_WISHES, "odd"),
         "Then all stop after this step": (*MAJORITY, "majority"),
-        "all stop after the last step that is allowed": (*ODD_WISHES, "odd"),
-        "After each step ask the rank once": (*ASKED, "majority"),
-        "to which each rank gives one number": (*ONE_NUMBER, "odd"),
+        "all stop after step `most`": (*ODD_WISHES, "odd"),
+        "call `wants_to_stop()` once after each step": (*ASKED, "majority"),
+        "at most one collective per step, of one number per rank": (*ONE_NUMBER, "odd"),
         "on every rank the same number": (*MAJORITY, "majority"),
-        "all ranks must take as many": None,  # of what is handed in
-        "a wish holds for the step after which it was asked": (*ODD_WISHES, "odd"),
-        "the most steps, at least 1": (*ODD_WISHES, "odd"),
+        "all ranks must take equally many": None,  # of what is handed in
+        "it holds only for the step after which you asked": (*ODD_WISHES, "odd"),
+        "the largest number of steps, at least 1": (*ODD_WISHES, "odd"),
     },
 }
 
@@ -871,10 +871,10 @@ PROMISES["04.attention_buckets"] = {
     "no batch is above either budget": (*PAIRS, ""),
     "Over all ranks and steps each sample comes exactly once": (*ONCE, ""),
     "All ranks get the same number of batches, none of them empty": (*FEW_STEPS, ""),
-    "In each step no rank takes more than 1.05 times": (*EQUAL_PAIRS, ""),
+    "1.05 times the mean number of pairs over the ranks": (*EQUAL_PAIRS, ""),
     "Every rank computes its own batches, and nothing is sent": (*SILENT, ""),
     "The same epoch and seed give the same batches again": (*MIXED, ""),
-    "Another epoch or seed mixes the samples again": (*MIXED, ""),
+    "at most a third share one again": (*MIXED, ""),
     "The global random generators stay as they are": (*SILENT, ""),
     "all have one length": (*FEW_STEPS, "equal"),
     "the same on all ranks": (*ONCE, ""),
@@ -882,10 +882,7 @@ PROMISES["04.attention_buckets"] = {
     "Each sample fits both": (*PAIRS, "equal"),
     "a list of lists of indices": (*ONCE, ""),
     "the tokens and the pairs of a batch": (*TOKENS, ""),
-    "the fewest that the scarcer budget allows, rounded up, or at most three more": (
-        *FEW_STEPS,
-        "equal",
-    ),
+    "the minimum that the scarcer budget allows, or at most three more": (*FEW_STEPS, "equal"),
 }
 FEWER = "the search begins with fewer steps, and takes more until all batches fit"
 RING = "the ranks, or the steps, change places"

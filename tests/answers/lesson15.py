@@ -780,7 +780,6 @@ EQUIVALENT = {
         "`zip(gradients, torch.autograd.grad(loss, weights))`": ALIKE_IN_LENGTH,
         "`True` -> `False`": ALIKE_IN_LENGTH,
         "`loss.detach()` -> `loss`": "nothing is derived from it",
-        "`flat.norm().item() + 1e-06` -> `flat.norm().item()`": "torch adds it against 0",
         "`flat.norm().item() + 1e-06` -> `flat.norm().item() - 1e-06`": "torch adds it against 0",
         "`zip(weights, flat.split([w.numel() for w in weights]), st...` -> "
         "`zip(weights, flat.split([w.numel() for w in weights]))`": ALIKE_IN_LENGTH,

@@ -810,10 +810,6 @@ EQUIVALENT = {
         "`if rank & distance: mine, other = (other, mine)` -> if not rank & distance": (
             "the partners keep the other half each"
         ),
-        "`for request in dist.batch_isend_irecv(messages) if messag...` -> [-1:]": (
-            "the receive is waited for: what the partner sends next shows that ours has come, and "
-            "after the last round nothing is changed"
-        ),
     },
     "16.capstone": {
         '`def page(): """The page, in a dict of six parts. plan: {"...` -> '

@@ -99,7 +99,7 @@ WRONG["20.goodput"] = [
     Wrong(
         "failures as they come",
         goodput(("*sorted(failures)", "*failures")),
-        says="Sort a copy",
+        says="sort a copy",
         loses=PARTS,
     ),
     Wrong(
@@ -158,7 +158,7 @@ WRONG["20.goodput"] = [
                 "            kept += min(time - start, interval)\n",
             )
         ),
-        says="is lost when the time is over",
+        says="is kept when the time is over",
         loses=PARTS,
     ),
     Wrong(
@@ -222,7 +222,7 @@ def where_time_goes(failures, length, interval, write, detect, restart):
         goodput(
             (CYCLES, "cycles = max(math.ceil((time - start) / (interval + write)) - 1, 0)"),
         ),
-        says="what ends at the moment of a failure has ended",
+        says="what ends at the moment of a failure is interrupted",
         loses=EXACT,
     ),
     Wrong(
@@ -437,7 +437,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
         if end <= by:
             return spares, end
 """,
-        says="Follow the machines",
+        says="spare is done at",
         loses=FEWEST,
     ),
     Wrong(
@@ -536,7 +536,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
     Wrong(
         "a failure at the end of a repair comes first",
         spares(("if away[back] <= time:", "if away[back] < time or time == math.inf:")),
-        says="repair ends at the moment of a failure",
+        says="after the failure of the same moment",
         loses=TIME,
     ),
     Wrong(
@@ -548,7 +548,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
     Wrong(
         "done before the time",
         spares((ENOUGH, ENOUGH.replace("<=", "<"))),
-        says="may be done at `by` itself",
+        says="is too late. It is in time",
         loses=TIME,
     ),
     Wrong(
@@ -1013,7 +1013,7 @@ def diagnose(*changes):
 
 SLOW = '        return "gpu", own.index(max(own))\n'
 SLOWER = "if max(own) > 1.07 * min(own):"
-OWN = "own = usual([[s - w - r for s, w, r in zip(*row)] for row in rows])"
+OWN = "own = usual([[s - w - r for s, w, r in zip(*row, strict=True)] for row in rows])"
 PAIR = '"link", ((receiver - 1) % world, receiver)'
 EVERY = "    for every in range(2, 9):\n"
 PERIOD = "if any(all(long[i::every]) for i in range(every)):"
@@ -1040,7 +1040,7 @@ WRONG["20.diagnose"] = [
         diagnose(
             (OWN, "own = [sum(s[i] - w[i] - r[i] for s, w, r in rows) for i in range(world)]"),
             ("rows = zip(", "rows = list(zip("),
-            ('log["ring"])\n', 'log["ring"]))\n'),
+            ('log["ring"], strict=True)\n', 'log["ring"], strict=True))\n'),
         ),
         says="had a single long step",
         loses=GPU,
@@ -1071,7 +1071,7 @@ WRONG["20.diagnose"] = [
     ),
     Wrong(
         "the step without the wait alone",
-        diagnose((OWN, "own = usual([[s - w for s, w, r in zip(*row)] for row in rows])")),
+        diagnose((OWN, OWN.replace("s - w - r", "s - w"))),
         says="begins to send late",
         loses=GPU,
     ),
@@ -1264,7 +1264,7 @@ def diagnose(log):
         if any(set(range(o, len(length), k)) <= long for o in range(k)):
             return "checkpoint", k
     gpus, links = Counter(), Counter()
-    for steps, waits, rings in zip(log["step"], log["wait"], log["ring"]):
+    for steps, waits, rings in zip(log["step"], log["wait"], log["ring"], strict=True):
         own = [s - w - r for s, w, r in zip(steps, waits, rings)]
         slow = max(range(n), key=own.__getitem__)
         gpus[slow if own[slow] > 1.08 * sorted(own)[(n - 1) // 2] else None] += 1
@@ -1344,6 +1344,7 @@ PROMISES = {
 NEVER = "it is left out by a condition below"
 QUANTILE = "any low quantile tells"
 EQUAL = "two times are never equal to the last bit"
+STRICT = "they are equally long"
 ALL_STEPS = "a step less tells the same"
 EQUIVALENT = {
     "20.goodput": {
@@ -1362,6 +1363,13 @@ EQUIVALENT = {
         "`1` -> `2` (#4)": NEVER,
     },
     "20.diagnose": {
+        "`zip(*rows, strict=True)` -> `zip(*rows)`": STRICT,
+        "`zip(*row, strict=True)` -> `zip(*row)`": STRICT,
+        "`zip(log['step'], log['wait'], log['ring'], strict=True)` -> "
+        "`zip(log['step'], log['wait'], log['ring'])`": STRICT,
+        "`True` -> `False`": STRICT,
+        "`True` -> `False` (#2)": STRICT,
+        "`True` -> `False` (#3)": STRICT,
         "`0` -> `1`": "each step has all ranks",
         "`0` -> `-1`": "each step has all ranks",
         "`len(values)` -> `len(values) + 1`": QUANTILE,

@@ -52,7 +52,7 @@ def _one_each(seen: Observed, most: Sequence[int], why: str, op: str = "") -> st
                 return f"Rank {rank} called {call.op}. An {op} adds up and sends less."
             if call.elements > limit:
                 return (
-                    f"Rank {rank} called {call.op} on {call.elements} elements, and {limit} are "
+                    f"Rank {rank} called {call.op} on {call.elements} elements, but {limit} are "
                     f"enough: {why}"
                 )
     return None

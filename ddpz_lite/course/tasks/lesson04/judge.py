@@ -115,8 +115,8 @@ def _as_many(batches: Batches, lengths: list[int], budget: int) -> str | None:
             else ""
         )
         return (
-            f"each rank has {counts[0]} batches. All tokens would fill {fewest}, and one more is "
-            f"allowed.{each}"
+            f"each rank has {counts[0]} batches. All tokens would fill {fewest}, and one more "
+            f"is allowed.{each}"
         )
     return None
 
@@ -395,7 +395,7 @@ def _one_sum(seen: Observed) -> str | None:
                 record.elements > (most if record.op == "all_reduce" else most * workers)
             ):
                 return (
-                    f"Rank {rank} called {record.op} on {record.elements} elements, and a sum of "
+                    f"Rank {rank} called {record.op} on {record.elements} elements, but a sum of "
                     f"{most} is enough."
                 )
     return _unchanged(seen)
@@ -571,8 +571,8 @@ def _one_number(seen: Observed) -> str | None:
                 return f"Rank {rank} called {record.op}. An all_reduce counts the wishes."
             if record.elements > (1 if record.op == "all_reduce" else world):
                 return (
-                    f"Rank {rank} called {record.op} on {record.elements} elements, and one number "
-                    "per rank is enough."
+                    f"Rank {rank} called {record.op} on {record.elements} elements, but one "
+                    "number per rank is enough."
                 )
     return None
 

@@ -72,7 +72,8 @@ def _owner_values(seen: Observed) -> str | None:
                 return wrong
             if list(map(whole, owners)) != list(map(whole, first)):
                 return (
-                    f"Ranks 0 and {rank} disagree on who owns what. It must not depend on the rank."
+                    f"Ranks 0 and {rank} disagree on the owners. The result must not depend on "
+                    "the rank."
                 )
     return None
 

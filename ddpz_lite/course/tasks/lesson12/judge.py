@@ -284,8 +284,9 @@ def _agree_calls(seen: Observed) -> str | None:
         for call in calls:
             if call.elements > 2 * (world if call.op == "all_gather" else 1):
                 return (
-                    f"Rank {rank} sent {call.elements} elements with {call.op}, and one or two are "
-                    "enough: no rank needs the gradients of the others, or which of them had the "
+                    f"Rank {rank} sent {call.elements} elements with {call.op}, but one or two "
+                    "are enough: no rank needs the gradients of the others, or which of them had "
+                    "the "
                     "overflow."
                 )
     return None
@@ -713,8 +714,7 @@ def _int8_bytes(seen: Observed) -> str | None:
         if sent > SHARE * plain:
             return (
                 f"Rank {rank} sent {sent:,} bytes: {sent / plain:.2f} of what a gather in float32 "
-                f"sends, and {SHARE:.2f} are allowed. What travels must be int8, and a scale for "
-                "each block."
+                f"sends, but only {SHARE:.2f} is allowed. Send int8, and a scale for each block."
             )
     return None
 

@@ -477,8 +477,8 @@ def _resume_rates(seen: Observed) -> str | None:
         whole = seen.data[rank]["whole"]["rates"][step + 1 :]
         if resumed["rates"] != whole:
             return (
-                f"After a resume from step {step} the learning rates are {resumed['rates']}, "
-                f"and they were {whole}: the schedule has a state, and the optimizer's groups "
+                f"After a resume from step {step} the learning rates are {resumed['rates']}, but "
+                f"they were {whole}: the schedule has a state, and the optimizer's groups "
                 "hold its result."
             )
     return None

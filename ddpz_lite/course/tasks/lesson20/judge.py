@@ -80,27 +80,27 @@ def _each(judge: Callable[[Call, Any], str | None]) -> Callable[[Observed], str 
 PARTS = ("kept", "lost", "write", "down")
 # what an answer may get wrong -> the sentence; see `_spent`
 BASIC = {
-    "nothing lost": "work after the last complete checkpoint survives a failure here. It is lost.",
+    "nothing lost": "work after the last complete checkpoint survives a failure. It is lost.",
     "all lost": "a failure loses the work since the start. Complete checkpoints keep theirs.",
-    "end kept": "the work after the last complete checkpoint is lost when the time is over, too.",
+    "end kept": "work after the last full checkpoint is kept when the time is over. It is lost.",
     "clock": "the checkpoints follow the clock. `interval` counts seconds of computing.",
-    "carry": "after a restart the old interval continues. A full one begins.",
-    "unsorted": "failures come in any order, and this one takes them as they come. Sort a copy.",
+    "carry": "the old interval continues after a restart. A full one begins.",
+    "unsorted": "failures are taken as they come. They have no order: sort a copy.",
     "free write": "the job computes while it writes. It stops for `write` seconds.",
-    "no detection": "detection takes no time here.",
-    "no restart": "the restart takes no time here.",
+    "no detection": "detection takes no time.",
+    "no restart": "the restart takes no time.",
     "formula": "`lost` is half an interval per failure, an expectation. Use the times.",
 }
 OUTAGE = {
-    "partial": "a checkpoint counts although a failure came while it was written.",
-    "deaf": "a failure during the restart has no effect here. Detection and restart begin again.",
+    "partial": "a checkpoint counts although a failure came while it was written. It is lost.",
+    "deaf": "a failure during the restart has no effect. Detection and restart begin again.",
     "quick": "a failure during the restart begins the restart again. It must be detected first.",
     "nervous": "a failure during detection begins the detection again. The job is down already.",
     "later": "a failure during detection is detected when this detection is over. One is enough.",
 }
 EXACT = {
-    "still detecting": "a failure at the end of the detection hits the restart: both begin again.",
-    "failure first": "what ends at the moment of a failure has ended. Here it is interrupted.",
+    "still detecting": "a failure at the end of the detection has no effect. It hits the restart.",
+    "failure first": "what ends at the moment of a failure is interrupted. It has ended.",
 }
 
 
@@ -282,7 +282,7 @@ def _parts(call: Call, got: Any) -> str | None:
     for mistake, words in (EXACT | OUTAGE | BASIC).items():
         parts = _spent(call, mistake)
         if same(parts) or (mistake == "formula" and values["lost"] == parts["lost"]):
-            return words
+            return f"this is the result if {words}"
     total = sum(values.values())
     if not math.isclose(total, call["length"], rel_tol=1e-9):
         return f"the four parts add up to {total:.12g}. Each second belongs to one of them."
@@ -322,9 +322,11 @@ GOODPUT = Task(
 
 # what an answer may get wrong -> the sentence; see `_done` and `_fewest`
 SPECIAL = {
+    "repair tie": "a repair ends after the failure of the same moment. It ends before.",
+    "done tie": "a failure stops the job at the moment when it is done. It comes too late.",
     "bisect": "the search passes over a number that is enough: more spares can be slower.",
     "from most": "the search passes over a number that is enough: more spares can be slower.",
-    "before": "the job may be done at `by` itself.",
+    "before": "a job that is done at `by` itself is too late. It is in time.",
     "any": "the job stops when a spare fails. Only machines of the job stop it.",
     "unbroken": "a spare that has failed can take a place. It is away for `repair` seconds.",
     "again": "a machine that is away fails, and its repair begins again. That changes nothing.",
@@ -332,8 +334,6 @@ SPECIAL = {
     "one swap": "the swap continues when a machine of the job fails during it. It begins again.",
     "two swaps": "a failure during a swap adds a second swap. The first one is given up.",
     "highest": "the spare with the highest number takes the place. The lowest number does.",
-    "repair tie": "a machine whose repair ends at the moment of a failure is back.",
-    "done tie": "a failure at the moment when the job is done comes too late.",
 }
 SIMPLE = {
     "gone": "a repaired machine never comes back. It is a spare again after `repair` seconds.",
@@ -341,7 +341,7 @@ SIMPLE = {
     "no wait": "a place is filled although there is no spare. It is empty until a repair is "
     "complete.",
     "place": "a failure hits a place of the job, whatever machine is there. Follow the machines.",
-    "always": "fewer spares than `most` are enough.",
+    "always": "`most` spares are taken. Fewer are enough.",
 }
 REPAIRED, SWAPPED, DONE, FAILED = range(4)  # events at the same moment come in this order
 LATE = {"repair tie": REPAIRED, "done tie": DONE}  # with these mistakes they come after a failure
@@ -590,7 +590,7 @@ def _spares(call: Call, got: Any) -> str | None:
         return None
     for mistake, words in (SPECIAL | SIMPLE).items():
         if same(_fewest(call, mistake)) and (wanted or mistake != "always"):
-            return words
+            return f"this is the result if {words}"
     if wanted is None:
         return "no number of spares from 0 to `most` is enough. Return None."
     if got is None:

@@ -94,8 +94,9 @@ def line_figure(
         if len(series) + len(dots or {}) > 1:
             axes.legend()
     rows = [[label, *pair] for label, points in series.items() for pair in _some(points)]
-    rows += [[f"{label}, measured", *pair] for label, points in (dots or {}).items()
-             for pair in zip(*points, strict=True)]  # fmt: skip
+    for label, points in (dots or {}).items():
+        name = f"{label}, measured" if label in series else label
+        rows += [[name, *pair] for pair in zip(*points, strict=True)]
     return fig, alt, [["line", x, y], *rows]
 
 

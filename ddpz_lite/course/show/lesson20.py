@@ -60,7 +60,7 @@ def interruptions(gpu: float) -> None:
         left.set_xlim(0, 1.2 * max(CAUSES.values()))
         left.tick_params(axis="y", length=0)
         left.set(xlabel="interruptions of Llama 3 (published)")
-        left.set_title(f"{total} causes", fontsize=9.5)
+        left.set_title(f"why it stopped, {total} times", fontsize=9.5)
         ends = [500, 200_000]
         right.loglog(ends, [gpu / n for n in ends], color=SERIES[0].color, marker="",
                      label="Llama 3's rate (derived)")  # fmt: skip
@@ -73,7 +73,7 @@ def interruptions(gpu: float) -> None:
         right.set(xlabel="GPUs of the job", ylim=(0.1, 900))
         right.grid()
         right.legend(fontsize=7.5, loc="upper right", frameon=True)
-        right.set_title("time between failures", fontsize=9.5)
+        right.set_title("time between failures (published)", fontsize=9.5)
     rows: Table = [["", "published"]]
     rows += [[cause, f"{count} interruptions"] for cause, count in CAUSES.items()]
     rows += [[f"{name}, {gpus:,} GPUs", f"{hours:.1f} h between failures"]

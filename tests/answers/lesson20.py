@@ -416,7 +416,7 @@ WRONG["20.spares"] = [
     Wrong(
         "all work is done again",
         spares(("left -= max(time - resumes, 0.0)", "left = work")),
-        says="the job with",
+        says="a failure undoes the work",
         loses=FEWEST,
     ),
     Wrong(

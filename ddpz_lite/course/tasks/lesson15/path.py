@@ -233,11 +233,11 @@ LENGTHS: dict[str, Callable[[Trace, Place], float]] = {
     "its message.": lambda trace, half: lasts(trace, half, "alone"),
     "Yours makes a send wait for its receiver.": lambda t, half: lasts(t, half, "rendezvous"),
     "Yours is what the step saves.": _saved,
-    "Yours is rounded. Half of an odd number is not whole.": lambda trace, half: (
-        math.floor(lasts(trace, half))
+    "Yours is rounded. Half of an odd number is not whole.": lambda trace, half: math.floor(
+        lasts(trace, half)
     ),
-    "Yours is rounded: half of an odd number is not whole.": lambda trace, half: (
-        lasts(trace, work=_work(trace) | {half: round(_work(trace)[half] / 2)})
+    "Yours is rounded: half of an odd number is not whole.": lambda trace, half: lasts(
+        trace, work=_work(trace) | {half: round(_work(trace)[half] / 2)}
     ),
     "Yours is the end by the clock. The step began later than 0.": lambda trace, half: (
         lasts(trace, half) + trace[0][0]["start"]

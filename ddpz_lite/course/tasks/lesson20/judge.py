@@ -92,7 +92,7 @@ def _explained(
             return None
         likely = max(mistakes, key=lambda name: sum(same(*one, name) for one in given))
         told = [call for call, got in wrong if same(call, got, likely)]
-        if 4 * len(told) >= 3 * len(wrong):
+        if 2 * len(told) >= len(wrong):
             return f"With {_told(told[0])}: this is the result if {mistakes[likely]}"
         return f"With {_told(wrong[0][0])}: {judge(*wrong[0])}"
 
@@ -381,6 +381,7 @@ SIMPLE = {
     "no wait": "a place is filled although there is no spare. It is empty until a repair is "
     "complete.",
     "place": "a failure hits a place of the job, whatever machine is there. Follow the machines.",
+    "undone": "a failure undoes the work. The job continues where it stopped.",
     "always": "`most` spares are taken. Fewer are enough.",
 }
 REPAIRED, SWAPPED, DONE, FAILED = range(4)  # events at the same moment come in this order
@@ -446,7 +447,7 @@ def _done(call: Call, spares: int, mistake: str = "") -> float:
         rest = swap
         if not running and now < ends < math.inf:
             rest = {"one swap": ends - now, "two swaps": ends - now + swap}.get(mistake, swap)
-        if running:
+        if running and mistake != "undone":
             left -= now - since
         running, stamp, ends = False, stamp + 1, math.inf
         for place, there in enumerate(places):
@@ -972,10 +973,7 @@ def _too_large(call: Call, mesh: Mesh) -> str | None:
         return None
     words = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
     over = f"a GPU needs {sum(parts.values()) / 1e9:.1f} of {memory / 1e9:.1f} GB: {words}."
-    for mistake, why in TOO_LARGE.items():
-        if _best(call, mistake) == mesh:
-            return f"{over} {why}"
-    return over
+    return " ".join([over, *(why for name, why in TOO_LARGE.items() if _best(call, name) == mesh)])
 
 
 TOO_LARGE = {
@@ -1014,7 +1012,8 @@ def _too_slow(call: Call, mesh: Mesh) -> str | None:
     return " ".join([told, *why])
 
 
-MORE = ("optimizer replicated", "all micro-batches", "all stages")  # mistakes by which a mesh needs more memory
+# mistakes by which a mesh needs more memory
+MORE = ("optimizer replicated", "all micro-batches", "all stages")
 
 
 def _pair(plan: Any) -> tuple[Mesh, float] | None:

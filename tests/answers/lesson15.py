@@ -901,6 +901,24 @@ def other_path(*lines):
 
 WRONG["15.critical_path"] = [
     Wrong(
+        "whole microseconds",
+        path(("works[rank, index] /= 2", "works[rank, index] //= 2")),
+        says="Yours is rounded",
+        loses=LASTS,
+    ),
+    Wrong(
+        "sends to all ranks counted together",
+        path(
+            (
+                'find(peer, "send", r)[find(r, kind, peer).index((r, i))]',
+                '[(peer, j) for j, e in enumerate(trace[peer]) if e["kind"] == "send"]'
+                "[find(r, kind, peer).index((r, i))]",
+            )
+        ),
+        says="yours counts the sends to all ranks together",
+        loses=TRAVELS,
+    ),
+    Wrong(
         "half of the event, whatever waits for it",
         path((RESULT, f"return path, {BEFORE} - works[rank, index]")),
         says="Yours is shorter by half of every event, whatever the step waits for",

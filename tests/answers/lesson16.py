@@ -1069,6 +1069,29 @@ def row(*changes):
 SORTED = "key=lambda r: (nodes[r] != nodes[root], nodes[r], r != root)"
 WRONG["16.broadcast"] = [
     Wrong(
+        "another memory",
+        altered(
+            "16.broadcast",
+            ("    sends = []\n", "    sends, given, tensor = [], tensor, tensor.clone()\n"),
+            ("        send.wait()\n", "        send.wait()\n    given.data = tensor\n"),
+        ),
+        says="receive into the tensor that was given",
+        loses=("the root's numbers on every rank",),
+    ),
+    Wrong(
+        "the last piece reaches back",
+        altered(
+            "16.broadcast",
+            (
+                "tensor.split(piece)",
+                "[tensor[max(0, min(i, len(tensor) - piece)) :][:piece]"
+                " for i in range(0, len(tensor), piece)]",
+            ),
+        ),
+        says="it is sent some of them twice",
+        loses=CROSSES,
+    ),
+    Wrong(
         "torch's own",
         "def broadcast(tensor, root, nodes, piece):\n    dist.broadcast(tensor, root)\n",
         says="called broadcast. Build it from messages between two ranks",

@@ -613,6 +613,12 @@ def stuck(now, goal):
 """
 WRONG["17.fastest_route"] = [
     Wrong(
+        "at most five calls",
+        route(("if now in done:", "if now in done or len(route) == 5:")),
+        says="are possible",
+        loses=("one axis, and three",),
+    ),
+    Wrong(
         "each axis straight to its goal",
         STRAIGHT % "range(len(start))",
         says="Yours has the fewest calls",

@@ -83,6 +83,19 @@ def ticks(*changes):
 
 WRONG["20.goodput"] = [
     Wrong(
+        "an outage has two restarts at most",
+        goodput(
+            ("    for time in [*sorted", "    again = 0\n    for time in [*sorted"),
+            (
+                "if start - restart <= time < length:",
+                "if start - restart <= time < length and again < 2:\n                again += 1",
+            ),
+            ("        cycles = (time", "        again = 0\n        cycles = (time"),
+        ),
+        says="is right",
+        loses=OUTAGE,
+    ),
+    Wrong(
         "an interrupted checkpoint counts",
         goodput(
             (
@@ -389,6 +402,24 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
 
 WRONG["20.spares"] = [
     Wrong(
+        "at most 16 spares",
+        spares(("range(most + 1)", "range(min(most, 16) + 1)")),
+        says="the job with 18 spares is done at 105, in time",
+        loses=("failures during a swap or a wait",),
+    ),
+    Wrong(
+        "the last of two that are repaired at once",
+        spares(("sorted(away, key=away.get)", "sorted(away, key=lambda m: (away[m], -m))")),
+        says="repaired at one moment the higher number takes the place",
+        loses=("failures during a swap or a wait",),
+    ),
+    Wrong(
+        "all work is done again",
+        spares(("left -= max(time - resumes, 0.0)", "left = work")),
+        says="a failure undoes the work",
+        loses=FEWEST,
+    ),
+    Wrong(
         "repaired machines never come back",
         spares(("away[machine] = time + repair", "away[machine] = math.inf")),
         says="a repaired machine never comes back",
@@ -437,7 +468,7 @@ def fewest_spares(failures, nodes, most, work, repair, swap, by):
         if end <= by:
             return spares, end
 """,
-        says="spare is done at",
+        says="Follow the machines",
         loses=FEWEST,
     ),
     Wrong(
@@ -726,6 +757,25 @@ CHOICE = "best = min(fits, key=fits.get)"
 WORDS = 'f"no mesh fits: the smallest needs {math.ceil(least)} bytes on a GPU"'
 
 WRONG["20.plan"] = [
+    Wrong(
+        "activations of as many micro-batches as stages",
+        plan((ALIVE, ALIVE.replace("min(count, pipeline)", "pipeline"))),
+        says="a replica has only batch / data micro-batches",
+        loses=FAST,
+    ),
+    Wrong(
+        "a mesh for each size, whatever the sequence",
+        plan(
+            ("def choose_mesh", "MESHES = {}\n\n\ndef choose_mesh"),
+            (
+                "    return best, fits[best]",
+                "    key = (gpus, layers, hidden, heads, batch, cluster['memory'])\n"
+                "    return MESHES.setdefault(key, (best, fits[best]))",
+            ),
+        ),
+        says="its step takes",
+        loses=SECONDS,
+    ),
     Wrong(
         "GPUs left over",
         plan((PRODUCT, PRODUCT.replace("data * tensor * pipeline != gpus", "data < 1"))),
@@ -1028,6 +1078,18 @@ def largest(name):
 
 
 WRONG["20.diagnose"] = [
+    Wrong(
+        "the first 24 steps alone",
+        diagnose(("    world =", "    log = {name: log[name][:24] for name in log}\n    world =")),
+        says="do not come at regular distances to its end",
+        loses=WELL,
+    ),
+    Wrong(
+        "compared with the mean of all ranks",
+        diagnose((SLOWER, "if max(own) > 1.1 * sum(own) / len(own):")),
+        says="begins to send late",
+        loses=GPU,
+    ),
     Wrong("the largest step", largest("step"), says="all ranks end a step together", loses=GPU),
     Wrong(
         "the rank that waits longest",

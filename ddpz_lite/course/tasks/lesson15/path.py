@@ -113,9 +113,25 @@ def _saved(trace: Trace, half: Place) -> float:
     return lasts(trace) - lasts(trace, half)
 
 
+def _by_number(trace: Trace) -> dict[Place, Place]:
+    """{a recv: the send of the same number, counting all sends of its peer}."""
+    found: dict[Place, Place] = {}
+    for rank, events in enumerate(trace):
+        received: dict[int, int] = {}
+        for i, event in enumerate(events):
+            if event["kind"] == "recv":
+                peer = event["peer"]
+                sends = [j for j, e in enumerate(trace[peer]) if e["kind"] == "send"]
+                found[rank, i] = (peer, sends[received.get(peer, 0)])
+                received[peer] = received.get(peer, 0) + 1
+    return found
+
+
 def chains(trace: Trace, how: str = "") -> list[list[Place]]:
     """The compute events of each chain without a gap to the end of the step; how: by a mistake."""
     sender, calls = _matched(trace)
+    if how == "all sends":
+        sender = _by_number(trace)
 
     def before(place: Place) -> list[Place]:
         """The events that this one waited for last."""
@@ -196,6 +212,10 @@ MESSAGE_PATHS: Mistakes = {
         chains(t, "own rank")
     ),
 }
+MANY_PATHS: Mistakes = {
+    "yours counts the sends to all ranks together. The k-th send to one rank belongs to its k-th "
+    "recv from there.": lambda trace: chains(trace, "all sends"),
+}
 LENGTHS: dict[str, Callable[[Trace, Place], float]] = {
     "Yours is shorter by half of every event, whatever the step waits for.": lambda trace, half: (
         lasts(trace) - _work(trace)[half] / 2
@@ -213,6 +233,12 @@ LENGTHS: dict[str, Callable[[Trace, Place], float]] = {
     "its message.": lambda trace, half: lasts(trace, half, "alone"),
     "Yours makes a send wait for its receiver.": lambda t, half: lasts(t, half, "rendezvous"),
     "Yours is what the step saves.": _saved,
+    "Yours is rounded. Half of an odd number is not whole.": lambda trace, half: math.floor(
+        lasts(trace, half)
+    ),
+    "Yours is rounded: half of an odd number is not whole.": lambda trace, half: lasts(
+        trace, work=_work(trace) | {half: round(_work(trace)[half] / 2)}
+    ),
     "Yours is the end by the clock. The step began later than 0.": lambda trace, half: (
         lasts(trace, half) + trace[0][0]["start"]
     ),
@@ -268,7 +294,7 @@ def _timed(rng: torch.Generator, program: Program) -> Trace:
     work: Work = {}
     for rank, own in enumerate(program):
         for i, (kind, _) in enumerate(own):
-            lasts = {"compute": 2 * _pick(rng, 100, 2000), "send": _pick(rng, 20, 400)}
+            lasts = {"compute": _pick(rng, 200, 4000), "send": _pick(rng, 20, 400)}
             work[rank, i] = lasts.get(kind, 0)
     for place, call in _matched(trace)[1].items():
         if place == call[0]:
@@ -289,6 +315,7 @@ def _path_cases(rng: torch.Generator) -> list[Case]:
     def drawn(world: int, messages: int, closed: bool) -> list[Trace]:
         """Two runs of one program."""
         mistakes = PATHS | ({} if closed else OPEN_PATHS) | (MESSAGE_PATHS if messages else {})
+        mistakes |= MANY_PATHS if messages and world > 2 else {}
         while True:
             program, traces = _program(rng, world, messages, closed), []
             for _ in range(20):
@@ -367,7 +394,7 @@ def _misled(
     told = f"The critical path is {_listed(right)}, and yours is {_listed(path)}"
     if path == right[::-1]:
         return f"{told}: it runs from its end to its beginning."
-    for words, mistake in (PATHS | OPEN_PATHS | MESSAGE_PATHS).items():
+    for words, mistake in (PATHS | OPEN_PATHS | MESSAGE_PATHS | MANY_PATHS).items():
         if all(given in mistake(one) for one, given in every):
             return f"{told}: {words}"
     if sorted(path) == sorted(right):

@@ -39,12 +39,16 @@ def halving_doubling(answer: Callable[..., Any], *, tensors: list[torch.Tensor])
 
 
 def broadcast(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """calls: the arguments of each call. Of these, the tensor is changed in place."""
+    """calls: the arguments of each call. Of these, the tensor is changed in place.
+
+    What is judged is the memory that each tensor had at first.
+    """
     kept = Kept(nodes=[call["nodes"] for call in calls])
+    tensors = [call["tensor"].detach() for call in calls]
     for number, call in enumerate(calls):
         with span(f"call {number}"):
             answer(**call)
-    return {"tensors": [call["tensor"] for call in calls], "changed": kept.changed()}
+    return {"tensors": tensors, "changed": kept.changed()}
 
 
 def launch_plan(answer: Callable[..., Any], *, plans: list[dict[str, Any]]) -> dict[str, Any]:

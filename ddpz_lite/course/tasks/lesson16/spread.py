@@ -128,6 +128,10 @@ def _messages_alone(seen: Observed) -> str | None:
     return None
 
 
+def _came(sends: list[Record], rank: int) -> int:
+    return sum(c.bytes_sent for c in sends if c.peer == rank)
+
+
 def _crossings(seen: Observed) -> str | None:
     """Every byte once into each node, and at most once out of it."""
     if wrong := _messages_alone(seen):
@@ -144,6 +148,11 @@ def _crossings(seen: Observed) -> str | None:
             came = sum(c.bytes_sent for c in into)
             if came and node == nodes[call["root"]]:
                 return f"{where}, {came:,} bytes were sent to the root's node, which has them."
+            if twice := [r for r in {c.peer for c in into} if _came(into, r) > most]:
+                return (
+                    f"{where}, rank {min(twice)} was sent {_came(into, min(twice)):,} bytes from "
+                    f"other nodes, and the tensor has {most:,}: it is sent some of them twice."
+                )
             if came > most:
                 ranks = " and ".join(map(str, sorted({c.peer for c in into})))
                 return (

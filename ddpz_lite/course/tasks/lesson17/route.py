@@ -172,6 +172,10 @@ def _route_cases(rng: torch.Generator) -> list[Case]:
     two = ["".join(letters) for letters in product("PRS", repeat=2)]
     sums, copies = [p for p in two if "P" in p], [p for p in two if "P" not in p]
     three = ["".join(letters) for letters in product("PRS", repeat=3)]
+    six = [  # no fewer calls are as fast
+        {"start": "PPR", "goal": "RRR", "ranks": [4, 4, 2], "rates": [500e9, 125e9, 25e9]},
+        {"start": "PRR", "goal": "RRR", "ranks": [4, 2, 4], "rates": [50e9, 200e9, 25e9]},
+    ]
     drawn = [three[i] for i in torch.randperm(27, generator=rng).tolist()[:6]]
     return [
         case("sums on two axes", "", *varied(), *asked(sums, two, 3)),
@@ -181,6 +185,7 @@ def _route_cases(rng: torch.Generator) -> list[Case]:
             "three",
             *asked(["PPP", "SSS", "PRS", "RPR"], ["RRR", "RSR"], 2),
             *asked(drawn, ["RRR", "SRS", "PRR"], 1),
+            *six,
         ),
         case("one axis", "one", *asked("PRS", "PRS", 1)),
         case("nothing to do, or no way", "none", *unreachable()),

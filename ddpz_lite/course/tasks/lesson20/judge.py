@@ -75,6 +75,30 @@ def _each(judge: Callable[[Call, Any], str | None]) -> Callable[[Observed], str 
     return judge_all
 
 
+def _explained(
+    judge: Callable[[Call, Any], str | None],
+    mistakes: dict[str, str],
+    same: Callable[[Call, Any, str], bool],
+) -> Callable[[Observed], str | None]:
+    """As `_each`, and names the mistake that gives most results, if it gives most wrong ones.
+
+    same: whether a mistake gives this result of a call.
+    """
+
+    def judge_all(seen: Observed) -> str | None:
+        given = list(zip(seen.case.inputs[0]["calls"], seen.data[0]["results"], strict=True))
+        wrong = [(call, got) for call, got in given if judge(call, got)]
+        if not wrong:
+            return None
+        likely = max(mistakes, key=lambda name: sum(same(*one, name) for one in given))
+        told = [call for call, got in wrong if same(call, got, likely)]
+        if 2 * len(told) >= len(wrong):
+            return f"With {_told(told[0])}: this is the result if {mistakes[likely]}"
+        return f"With {_told(wrong[0][0])}: {judge(*wrong[0])}"
+
+    return judge_all
+
+
 # -- 20.goodput ------------------------------------------------------------------------------------
 
 PARTS = ("kept", "lost", "write", "down")
@@ -217,9 +241,18 @@ def _goodput_cases(rng: torch.Generator) -> list[Case]:
             "restart": restart,
         }
 
+    def in_a_row() -> Call:
+        """Four failures, one in the restart after the other."""
+        call = drawn()
+        first, every = call["interval"] + 1.0, call["detect"] + call["restart"] / 2
+        every -= every % 0.25
+        return call | {"failures": [first + every * i for i in (3, 0, 2, 1)]}
+
     plain = drawn(*BASIC, hides=(*OUTAGE, *EXACT))
     other = drawn("unsorted", "all lost", hides=(*OUTAGE, *EXACT))
-    while len(other["failures"]) != len(plain["failures"]):
+    while len(other["failures"]) != len(plain["failures"]) or any(
+        _spent(plain | {name: other[name]}) == _spent(plain) for name in plain
+    ):
         other = drawn("unsorted", "all lost", hides=(*OUTAGE, *EXACT))
     outages = [drawn(name, hides=EXACT) for name in OUTAGE] + [drawn(*OUTAGE, hides=EXACT)]
     week = crowded(60, tuple(EXACT), length=3000.0, interval=20.25, write=2.5, detect=4.0,
@@ -230,7 +263,7 @@ def _goodput_cases(rng: torch.Generator) -> list[Case]:
     zero = drawn("nothing lost") | {"write": 0.0}
     return [
         _case("one failure after another", "", [*_varied(plain, **other), day]),
-        _case("failures during an outage", "outage", [*outages, week]),
+        _case("failures during an outage", "outage", [*outages, in_a_row(), week]),
         _case(
             "failures at the end of something",
             "exact",
@@ -266,29 +299,34 @@ def _goodput_cases(rng: torch.Generator) -> list[Case]:
     ]
 
 
+def _gives(call: Call, got: Any, mistake: str = "") -> bool:
+    """Whether these are the right parts; or those of a mistake."""
+    if type(got) is not dict or set(got) != set(PARTS):
+        return False
+    values, parts = {name: number(got[name]) for name in PARTS}, _spent(call, mistake)
+    return None not in values.values() and all(
+        math.isclose(values[name], parts[name], rel_tol=1e-9, abs_tol=1e-6)
+        for name in (("lost",) if mistake == "formula" else PARTS)
+    )
+
+
 def _parts(call: Call, got: Any) -> str | None:
     if type(got) is not dict or set(got) != set(PARTS):
         return f"return a dict of {', '.join(PARTS)}."
     values = {name: number(got[name]) for name in PARTS}
     if missing := [name for name, value in values.items() if value is None]:
         return f"`{missing[0]}` must be a number, not {type(got[missing[0]]).__name__}."
-
-    def same(parts: dict[str, float]) -> bool:
-        return all(math.isclose(values[n], parts[n], rel_tol=1e-9, abs_tol=1e-6) for n in PARTS)
-
-    wanted = _spent(call)
-    if same(wanted):
+    if _gives(call, got):
         return None
-    for mistake, words in (EXACT | OUTAGE | BASIC).items():
-        parts = _spent(call, mistake)
-        if same(parts) or (mistake == "formula" and values["lost"] == parts["lost"]):
-            return f"this is the result if {words}"
+    wanted = _spent(call)
     total = sum(values.values())
     if not math.isclose(total, call["length"], rel_tol=1e-9):
         return f"the four parts add up to {total:.12g}. Each second belongs to one of them."
     wrong = next(name for name in PARTS if not math.isclose(values[name], wanted[name]))
     return f"`{wrong}` is {values[wrong]:.12g}, and {wanted[wrong]:.12g} is right."
 
+
+_divided = _explained(_parts, EXACT | OUTAGE | BASIC, _gives)
 
 GOODPUT = Task(
     id="20.goodput",
@@ -298,10 +336,10 @@ GOODPUT = Task(
     minutes=25,
     cases=_goodput_cases,
     criteria=(
-        Criterion("kept, lost, write and down", 3, _each(_parts), on=("",)),
-        Criterion("failures while the job writes or is down", 3, _each(_parts), on=("outage",)),
-        Criterion("failures at the end of something", 2, _each(_parts), on=("exact",)),
-        Criterion("no failure, no checkpoint, zero seconds", 1, _each(_parts), on=("edge",)),
+        Criterion("kept, lost, write and down", 3, _divided, on=("",)),
+        Criterion("failures while the job writes or is down", 3, _divided, on=("outage",)),
+        Criterion("failures at the end of something", 2, _divided, on=("exact",)),
+        Criterion("no failure, no checkpoint, zero seconds", 1, _divided, on=("edge",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
@@ -334,6 +372,8 @@ SPECIAL = {
     "one swap": "the swap continues when a machine of the job fails during it. It begins again.",
     "two swaps": "a failure during a swap adds a second swap. The first one is given up.",
     "highest": "the spare with the highest number takes the place. The lowest number does.",
+    "last back": "of two machines repaired at one moment the higher number takes the place. The "
+    "lowest does.",
 }
 SIMPLE = {
     "gone": "a repaired machine never comes back. It is a spare again after `repair` seconds.",
@@ -341,6 +381,7 @@ SIMPLE = {
     "no wait": "a place is filled although there is no spare. It is empty until a repair is "
     "complete.",
     "place": "a failure hits a place of the job, whatever machine is there. Follow the machines.",
+    "undone": "a failure undoes the work. The job continues where it stopped.",
     "always": "`most` spares are taken. Fewer are enough.",
 }
 REPAIRED, SWAPPED, DONE, FAILED = range(4)  # events at the same moment come in this order
@@ -360,16 +401,17 @@ def _done(call: Call, spares: int, mistake: str = "") -> float:
     order = [REPAIRED, SWAPPED, DONE, FAILED]
     if mistake in LATE:
         order[LATE[mistake]] = FAILED + 1
-    events: list[tuple[float, int, int, int, int]] = []
+    events: list[tuple[float, int, int, int, int, int]] = []
 
     def plan(time: float, kind: int, machine: int = 0) -> None:
-        heapq.heappush(events, (time, order[kind], machine, kind, stamp))
+        first = -machine if mistake == "last back" and kind == REPAIRED else machine
+        heapq.heappush(events, (time, order[kind], first, machine, kind, stamp))
 
     for time, machine in call["failures"]:
         plan(time, FAILED, machine)
     plan(left, DONE)
     while events:
-        now, _, machine, kind, of = heapq.heappop(events)
+        now, _, _, machine, kind, of = heapq.heappop(events)
         if now == math.inf or (kind in (SWAPPED, DONE) and of != stamp):
             continue
         if kind == DONE:
@@ -405,7 +447,7 @@ def _done(call: Call, spares: int, mistake: str = "") -> float:
         rest = swap
         if not running and now < ends < math.inf:
             rest = {"one swap": ends - now, "two swaps": ends - now + swap}.get(mistake, swap)
-        if running:
+        if running and mistake != "undone":
             left -= now - since
         running, stamp, ends = False, stamp + 1, math.inf
         for place, there in enumerate(places):
@@ -489,6 +531,9 @@ def _spares_cases(rng: torch.Generator) -> list[Case]:
             for _ in range(100):
                 new = random(others=False) | {"most": _pick(rng, 0, 4)}
                 new["by"] = call["by"] + _quarters(rng, -60, 60)
+                if len(new["failures"]) != len(call["failures"]):
+                    new["failures"] = [*new["failures"], *call["failures"]]
+                    new["failures"] = new["failures"][: len(call["failures"])]
                 other = call | {name: new[name]}
                 if _fewest(other) != _fewest(call) and right_for(other, (), tuple(SPECIAL)):
                     others[name] = new[name]
@@ -519,6 +564,9 @@ def _spares_cases(rng: torch.Generator) -> list[Case]:
     twins["failures"] += [[time, (m + 1) % twins["nodes"]] for time, m in twins["failures"][:3]]
     lone = {"failures": [[10.0, 0], [90.5, 0]], "nodes": 1, "most": 0, "work": 100.0,
             "repair": 20.0, "swap": 5.0, "by": 150.0}  # fmt: skip
+    both = lone | {"failures": [[60.0, 0], [10.0, 1], [10.0, 0]], "most": 1, "repair": 30.0}
+    rack = {"failures": [[10.0, m] for m in range(18)], "nodes": 24, "most": 30, "work": 100.0,
+            "repair": 100.0, "swap": 5.0, "by": 110.0}  # fmt: skip
     return [
         _case(
             "too few spares to replace each machine at once",
@@ -548,6 +596,8 @@ def _spares_cases(rng: torch.Generator) -> list[Case]:
                 drawn(*swaps, "no wait", hides=("again", *ties, *search), others=False),
                 drawn("highest", hides=(*ties, *search)),
                 twins,
+                both,
+                rack,
             ],
         ),
         _case(
@@ -571,26 +621,27 @@ def _spares_cases(rng: torch.Generator) -> list[Case]:
     ]
 
 
+def _finds(call: Call, got: Any, mistake: str = "") -> bool:
+    """Whether this is the right number, and when the job is done; or that of a mistake."""
+    found = _fewest(call, mistake)
+    if got is None or found is None:
+        return got is found
+    pair = type(got) is list and len(got) == 2
+    count, seconds = (whole(got[0]), number(got[1])) if pair else (None, None)
+    if count is None or seconds is None:
+        return False
+    return count == found[0] and math.isclose(seconds, found[1], rel_tol=1e-9)
+
+
 def _spares(call: Call, got: Any) -> str | None:
-    wanted = _fewest(call)
-    if got is None and wanted is None:
+    if _finds(call, got):
         return None
+    wanted = _fewest(call)
     if got is not None and (type(got) is not list or len(got) != 2):
         return "return (spares, seconds), or None."
     count, seconds = (None, None) if got is None else (whole(got[0]), number(got[1]))
     if got is not None and (count is None or seconds is None):
         return "return a whole number of spares and a number of seconds, or None."
-
-    def same(found: list[Any] | None) -> bool:
-        if got is None or found is None:
-            return got is found
-        return count == found[0] and math.isclose(seconds, found[1], rel_tol=1e-9)
-
-    if same(wanted):
-        return None
-    for mistake, words in (SPECIAL | SIMPLE).items():
-        if same(_fewest(call, mistake)) and (wanted or mistake != "always"):
-            return f"this is the result if {words}"
     if wanted is None:
         return "no number of spares from 0 to `most` is enough. Return None."
     if got is None:
@@ -609,6 +660,8 @@ def _spares_named(count: int) -> str:
     return "1 spare" if count == 1 else f"{count} spares"
 
 
+_found = _explained(_spares, SPECIAL | SIMPLE, _finds)
+
 FEWEST = Task(
     id="20.spares",
     title="How many spares",
@@ -617,10 +670,10 @@ FEWEST = Task(
     minutes=30,
     cases=_spares_cases,
     criteria=(
-        Criterion("the smallest number that is enough, and its end", 3, _each(_spares), on=("",)),
-        Criterion("failures of other machines", 2, _each(_spares), on=("broken",)),
-        Criterion("failures during a swap or a wait", 2, _each(_spares), on=("again",)),
-        Criterion("just in time, or not at all", 2, _each(_spares), on=("edge",)),
+        Criterion("the smallest number that is enough, and its end", 3, _found, on=("",)),
+        Criterion("failures of other machines", 2, _found, on=("broken",)),
+        Criterion("failures during a swap or a wait", 2, _found, on=("again",)),
+        Criterion("just in time, or not at all", 2, _found, on=("edge",)),
         Criterion("the arguments stay as they are", 1, unchanged),
     ),
     hints=(
@@ -677,6 +730,8 @@ def _memory(model: Call, mesh: Mesh, mistake: str = "") -> dict[str, float]:
         alive = mistake == "one micro-batch"
     if mistake == "all micro-batches":
         alive = micro_batches
+    if mistake == "all stages":
+        alive = pipeline
     shards = data if mistake != "optimizer replicated" else 1
     return {
         "weights and gradients": 4 * parameters,
@@ -774,7 +829,35 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
             elif _best(call) is not None and all(_fault(call, _best(call, m)) for m in fails):
                 return call
 
-    plain = drawn("no activations", "no bubble", "least cut", per_node=8)
+    def deep_is_large() -> Call:
+        """Where the mesh with the most stages is not the smallest."""
+        while True:
+            call = drawn(fits=False)
+            meshes = _meshes(call["cluster"]["gpus"])
+            divided = [mesh for mesh in meshes if _divides(call["model"], mesh) is None]
+            most = max(divided, key=lambda mesh: (mesh[2], mesh[1]))
+            if sum(_memory(call["model"], most).values()) > 1.01 * _least(call):
+                return call
+
+    def changed_inside(call: Call) -> list[Call]:
+        """The call with one number of the model or the cluster changed; each has another answer."""
+        made = []
+        for part, name in (
+            *(("model", name) for name in ("layers", "hidden", "sequence", "batch")),
+            *(("cluster", name) for name in ("per_node", "memory", "flops", "fast", "slow")),
+        ):
+            value = call[part][name]
+            news = (call | {part: call[part] | {name: int(value * by)}} for by in (2, 0.5, 4, 0.25))
+            made += [new for new in news if int(new[part][name]) and _differs(new, call)][:1]
+        return made
+
+    def all_inside() -> tuple[Call, list[Call]]:
+        while True:
+            call = drawn("no activations", "no bubble", "least cut", per_node=8)
+            if len(made := changed_inside(call)) == 9:
+                return call, made
+
+    plain, inside = all_inside()
     models, clusters = {}, {}
     while not (models and clusters):  # the same model elsewhere, and another model here
         other = drawn()
@@ -803,7 +886,9 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
                 drawn("batch ignored"),
                 drawn("optimizer replicated"),
                 drawn("all micro-batches"),
+                drawn("all stages", batch=4),
                 drawn("no tensor time"),
+                *inside,
             ],
         ),
         _case(
@@ -817,6 +902,8 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
                 tight,
                 lone,
                 drawn(gpus=8, per_node=8, heads=8, hidden=2048, batch=1),
+                drawn(gpus=96, heads=1, hidden=1024, layers=96, batch=1, sequence=2048),
+                drawn(gpus=128, heads=128, layers=1, batch=1, sequence=2048),
                 drawn(gpus=7, heads=28, hidden=3584, layers=28, batch=14, sequence=4096),
             ],
         ),
@@ -828,6 +915,7 @@ def _plan_cases(rng: torch.Generator) -> list[Case]:
                 drawn("one micro-batch", fits=False),
                 drawn(fits=False, gpus=1, batch=8),
                 drawn("heads ignored", fits=False),
+                deep_is_large(),
             ],
         ),
     ]
@@ -848,6 +936,20 @@ def _is_other(call: Call, first: Call) -> bool:
     if all(_divides(call["model"], mesh) for mesh in _meshes(call["cluster"]["gpus"])):
         return False
     return _best(call) is not None and _fault(call, _best(first)) is not None
+
+
+def _differs(call: Call, first: Call) -> bool:
+    """Whether some mesh is right here, and what is returned for the first call is not."""
+    model = call["model"]
+    if all(_divides(model, mesh) for mesh in _meshes(call["cluster"]["gpus"])):
+        return False
+    if _best(call) is None:
+        return False
+    mesh = _best(first)
+    if _fault(call, mesh):
+        return True
+    times = [sum(_seconds(one["model"], one["cluster"], mesh).values()) for one in (call, first)]
+    return not math.isclose(*times, rel_tol=1e-3)
 
 
 def _fault(call: Call, mesh: Mesh | None) -> str | None:
@@ -871,10 +973,7 @@ def _too_large(call: Call, mesh: Mesh) -> str | None:
         return None
     words = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
     over = f"a GPU needs {sum(parts.values()) / 1e9:.1f} of {memory / 1e9:.1f} GB: {words}."
-    for mistake, why in TOO_LARGE.items():
-        if _best(call, mistake) == mesh:
-            return f"{over} {why}"
-    return over
+    return " ".join([over, *(why for name, why in TOO_LARGE.items() if _best(call, name) == mesh)])
 
 
 TOO_LARGE = {
@@ -891,6 +990,7 @@ TOO_SLOW = {
     "optimizer replicated": "It needs less memory: the optimizer is sharded over data.",
     "all micro-batches": "It needs less memory: a stage keeps the activations of at most "
     "`pipeline` micro-batches.",
+    "all stages": "It needs less memory: a replica has only batch / data micro-batches.",
     "no pipeline": "It would be the best mesh without a pipeline.",
     "tensor to the node": "Tensor parallelism over the whole node is not always the best.",
     "shallow": "It has the fewest stages, and other costs are higher.",
@@ -912,7 +1012,8 @@ def _too_slow(call: Call, mesh: Mesh) -> str | None:
     return " ".join([told, *why])
 
 
-MORE = ("optimizer replicated", "all micro-batches")  # mistakes by which a mesh needs more memory
+# mistakes by which a mesh needs more memory
+MORE = ("optimizer replicated", "all micro-batches", "all stages")
 
 
 def _pair(plan: Any) -> tuple[Mesh, float] | None:
@@ -1041,11 +1142,11 @@ def _log(
     factor: float = 1.0,
     writer: int | None = None,
     steps: int | None = None,
-    at: int | None = None,
+    at: Sequence[int] = (),
 ) -> Call:
     """A log of a job with this fault. where: the rank, the sender's rank, or the period.
 
-    writer: the only rank that a checkpoint stops; None: it stops all. at: a step that is long by
+    writer: the only rank that a checkpoint stops; None: it stops all. at: steps that are long by
     chance.
     """
     steps = steps or _pick(rng, 40, 56)
@@ -1063,8 +1164,7 @@ def _log(
         hop[:, where] *= factor
     usual = _step(compute, hop)[0].median()
     chance = torch.randperm(steps, generator=rng)[: _pick(rng, 1, steps // 20)].tolist()
-    if at is not None:
-        chance = [at, *chance[:-1]]
+    chance = [*at, *chance[len(at) :]]
     hit = [_pick(rng, 0, world - 1) for _ in chance]
     for step, rank in zip(chance, hit, strict=True):
         compute[step, rank] += base * _uniform(rng, 0.5, 20)
@@ -1131,6 +1231,7 @@ def _log_cases(rng: torch.Generator) -> list[Case]:
             (3, "gpu", _pick(rng, 0, 2), LEAST),
             (last[0] + 1, "gpu", last[0], small()),
             (16, "gpu", _pick(rng, 1, 14), small()),
+            (2, "gpu", 0, LEAST),
         ),
         case(
             "a slow link",
@@ -1159,8 +1260,9 @@ def _log_cases(rng: torch.Generator) -> list[Case]:
             "nothing but noise",
             "healthy",
             *((world, "healthy") for world in (2, 4, 16)),
-            (3, "healthy", None, 1.0, None, None, 0),
-            (8, "healthy", None, 1.0, None, None, -1),
+            (3, "healthy", None, 1.0, None, None, (0,)),
+            (8, "healthy", None, 1.0, None, None, (-1,)),
+            (4, "healthy", None, 1.0, None, 60, tuple(range(_pick(rng, 0, 7), 24, 8))),
         ),
     ]
 
@@ -1267,7 +1369,7 @@ def _not_checkpoint(log: dict[str, torch.Tensor], every: int, said: str, place: 
 
 def _not_healthy(log: dict[str, torch.Tensor], _: Any, said: str, place: Any) -> str:
     if said == "checkpoint":
-        return "this job is healthy. The long steps do not come at regular distances."
+        return "this job is healthy. The long steps do not come at regular distances to its end."
     return (
         f"this job is healthy, and {said} {place} was given. Single steps are long by chance, and "
         "a fifth of a percent is noise."

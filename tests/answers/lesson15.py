@@ -175,7 +175,7 @@ def breakdown(**wrong):
 
 
 TRAINS = """
-def mended_step(weights, batches, rate, max_norm):
+def repaired_step(weights, batches, rate, max_norm):
     world = dist.get_world_size()
     count = torch.tensor([0.0, float(sum(len(y) for _, y in batches))], dtype=weights[0].dtype)
     own = max(1.0, count[1].item())
@@ -216,7 +216,7 @@ def trains(**wrong):
 
 
 STOPS = """
-def mended_fit(weight, batches, held_out, rate, epochs):
+def repaired_fit(weight, batches, held_out, rate, epochs):
     most, history = torch.tensor(len(batches)), []
     {agree}
     for _ in range(epochs):
@@ -423,7 +423,7 @@ WRONG = {
         Wrong(
             "as it was",
             """
-def mended_step(weights, batches, rate, max_norm):
+def repaired_step(weights, batches, rate, max_norm):
     for x, y in batches:
         loss = ((x @ weights[0]).tanh() @ weights[1] - y).square().mean() / len(batches)
         loss.backward()
@@ -515,7 +515,7 @@ def mended_step(weights, batches, rate, max_norm):
         Wrong(
             "as it was",
             """
-def mended_fit(weight, batches, held_out, rate, epochs):
+def repaired_fit(weight, batches, held_out, rate, epochs):
     history = []
     for _ in range(epochs):
         for x, y in batches:
@@ -694,7 +694,7 @@ def breakdown(events, offsets, warm_up, alone):
         (
             "all samples of the rank at once",
             """
-def mended_step(weights, batches, rate, max_norm):
+def repaired_step(weights, batches, rate, max_norm):
     a, b = weights
     x = torch.cat([x for x, _ in batches]) if batches else a.new_zeros(0, len(a))
     y = torch.cat([y for _, y in batches]) if batches else a.new_zeros(0)
@@ -719,7 +719,7 @@ def mended_step(weights, batches, rate, max_norm):
         (
             "asks before each step who has a batch",
             """
-def mended_fit(weight, batches, held_out, rate, epochs):
+def repaired_fit(weight, batches, held_out, rate, epochs):
     history = []
     while len(history) < epochs:
         step = 0

@@ -150,10 +150,10 @@ def page():
         "steps": 20,
         "save_every": 4,
         "sent": [200_165, 178_541],
-        "undisturbed": quiet,
+        "uninterrupted": quiet,
         "killed": quiet[:10],
         "resumed_at": 8,
-        "went_on": quiet[8:],
+        "resumed": quiet[8:],
         "weights": [164.8103, 13.29334],
         "weights_resumed": [164.8103, 13.29334],
     }}
@@ -518,8 +518,8 @@ WRONG["16.capstone"] = [
             'plan |= {"seed": 0, "stage": 3, "steps": 30, "save_every": 5, "kill": 12}',
             f"quiet = {LOSSES[0, 30]}",
             'measurement |= {"seed": 0, "stage": 3, "steps": 30, "save_every": 5}',
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:12], "resumed_at": 10}',
-            'measurement |= {"went_on": quiet[10:], "sent": [271_871, 262_093]}',
+            'measurement |= {"uninterrupted": quiet, "killed": quiet[:12], "resumed_at": 10}',
+            'measurement |= {"resumed": quiet[10:], "sent": [271_871, 262_093]}',
             'measurement["weights"] = measurement["weights_resumed"] = [164.9819, 13.38013]',
             'prediction |= {"sent": 257_280, "goodput": 30 / 32}',
             'refuted_outside["sent"] = [255_000, 290_000]',
@@ -531,7 +531,7 @@ WRONG["16.capstone"] = [
         "the lesson's printed losses under another seed",
         page(
             f"quiet = {LOSSES[0, 30][:20]}",
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
+            'measurement |= {"uninterrupted": quiet, "killed": quiet[:10], "resumed": quiet[8:]}',
         ),
         says="trained the same steps with seed 4711",
         loses=EVIDENCE,
@@ -546,7 +546,7 @@ WRONG["16.capstone"] = [
         "invented losses",
         page(
             "quiet = [round(5.54 - 0.03 * step, 3) for step in range(20)]",
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
+            'measurement |= {"uninterrupted": quiet, "killed": quiet[:10], "resumed": quiet[8:]}',
         ),
         says="This check trained the same steps",
         loses=EVIDENCE,
@@ -559,8 +559,8 @@ WRONG["16.capstone"] = [
     ),
     Wrong(
         "losses that are no numbers",
-        page('measurement["undisturbed"] = [float("nan")] * 20'),
-        says="'undisturbed' must be a list of finite numbers",
+        page('measurement["uninterrupted"] = [float("nan")] * 20'),
+        says="'uninterrupted' must be a list of finite numbers",
         loses=EVIDENCE,
     ),
     Wrong(
@@ -592,7 +592,7 @@ WRONG["16.capstone"] = [
         page(
             'explanation = "apple pear plum"',
             "quiet = [5.0 - 0.001 * step for step in range(20)]",
-            'measurement |= {"undisturbed": quiet, "killed": quiet[:10], "went_on": quiet[8:]}',
+            'measurement |= {"uninterrupted": quiet, "killed": quiet[:10], "resumed": quiet[8:]}',
             'measurement["weights"] = measurement["weights_resumed"] = [1.0, 1.0]',
         ),
         says="Step 1 has the loss 5 on the page",
@@ -612,7 +612,7 @@ WRONG["16.capstone"] = [
     ),
     Wrong(
         "the kill moved to later steps",
-        page('measurement |= {"killed": quiet[:15], "resumed_at": 12, "went_on": quiet[12:]}'),
+        page('measurement |= {"killed": quiet[:15], "resumed_at": 12, "resumed": quiet[12:]}'),
         says="the kill was planned after 10",
         loses=DIED,
     ),
@@ -624,19 +624,19 @@ WRONG["16.capstone"] = [
     ),
     Wrong(
         "the line that begins again is left out",
-        page('measurement["went_on"] = quiet[10:]'),
+        page('measurement["resumed"] = quiet[10:]'),
         says="it did not reach the end",
         loses=DIED,
     ),
     Wrong(
         "resumed from no save",
-        page('measurement["resumed_at"] = 9', 'measurement["went_on"] = quiet[9:]'),
+        page('measurement["resumed_at"] = 9', 'measurement["resumed"] = quiet[9:]'),
         says="is not the last one saved",
         loses=DIED + REFUTE,
     ),
     Wrong(
         "the resumed run has other losses",
-        page('measurement["went_on"] = [loss + 0.01 for loss in quiet[8:]]'),
+        page('measurement["resumed"] = [loss + 0.01 for loss in quiet[8:]]'),
         says="are equal to the last digit",
         loses=DIED,
     ),

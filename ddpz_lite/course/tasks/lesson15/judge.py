@@ -878,7 +878,7 @@ def _tidy(seen: Observed) -> str | None:
 TRAINS = Task(
     id="15.trains",
     title="It trains, and is wrong",
-    answer="mended_step",
+    answer="repaired_step",
     job="lesson15.trains",
     minutes=25,
     cases=_train_cases,
@@ -1059,7 +1059,7 @@ def _history(seen: Observed) -> str | None:
 STOPS = Task(
     id="15.stops",
     title="It stops without a message",
-    answer="mended_fit",
+    answer="repaired_fit",
     job="lesson15.stops",
     minutes=25,
     cases=_stop_cases,

@@ -24,13 +24,13 @@ PLAN = {"seed": int, "nodes": int, "ranks": int, "stage": int, "steps": int, "sa
 PREDICTION = {"sent": float, "steps_twice": int, "goodput": float}
 REFUTED = {"sent": list, "steps_twice": list}
 MEASUREMENT = {"seed": int, "parameters": int, "stage": int, "steps": int, "save_every": int,
-               "sent": list, "undisturbed": list, "killed": list, "resumed_at": int,
-               "went_on": list, "weights": list, "weights_resumed": list}  # fmt: skip
+               "sent": list, "uninterrupted": list, "killed": list, "resumed_at": int,
+               "resumed": list, "weights": list, "weights_resumed": list}  # fmt: skip
 HOLDS = {"sent": bool, "steps_twice": bool}
 PARTS = {"plan": PLAN, "prediction": PREDICTION, "refuted_outside": REFUTED,
          "measurement": MEASUREMENT, "holds": HOLDS}  # fmt: skip
-LISTS = {"sent": float, "steps_twice": int, "undisturbed": float, "killed": float,
-         "went_on": float, "weights": float, "weights_resumed": float}  # fmt: skip
+LISTS = {"sent": float, "steps_twice": int, "uninterrupted": float, "killed": float,
+         "resumed": float, "weights": float, "weights_resumed": float}  # fmt: skip
 LESSON = 0  # the seed of the run that the lesson prints
 TEXT = Path(__file__).resolve().parents[3] / "data" / "alice.txt"
 MODEL = {"context": 32, "layers": 2, "heads": 2, "width": 32, "batch": 4}
@@ -158,16 +158,15 @@ def _evidence(seen: Observed) -> str | None:
             f"This is a page for seed {plan['seed']}, another learner's. Yours is {own}: run the "
             "capstone with it."
         )
-    if len(got["undisturbed"]) != plan["steps"]:
-        return (
-            f"The uninterrupted run has {len(got['undisturbed'])} losses for {plan['steps']} steps."
-        )
+    if len(got["uninterrupted"]) != plan["steps"]:
+        losses = len(got["uninterrupted"])
+        return f"The uninterrupted run has {losses} losses for {plan['steps']} steps."
     again = replay(plan["ranks"], plan["steps"], plan["seed"])
     if got["parameters"] != again.parameters:
         return (
             f"The capstone's model has {again.parameters:,} parameters, not {got['parameters']:,}."
         )
-    for step, (loss, wanted) in enumerate(zip(got["undisturbed"], again.losses, strict=True), 1):
+    for step, (loss, wanted) in enumerate(zip(got["uninterrupted"], again.losses, strict=True), 1):
         if abs(loss - wanted) > ROUNDING * wanted:
             return (
                 f"Step {step} has the loss {loss:g} on the page. This check trained the same "
@@ -204,13 +203,13 @@ def _died(page: Page) -> str | None:
             f"The run resumed from step {resumed}. With a save every {plan['save_every']} steps "
             f"and {last} steps done, that is not the last one saved."
         )
-    if resumed + len(got["went_on"]) != steps:
+    if resumed + len(got["resumed"]) != steps:
         return (
-            f"From step {resumed} it made {len(got['went_on'])} steps, and {steps - resumed} were "
+            f"From step {resumed} it made {len(got['resumed'])} steps, and {steps - resumed} were "
             "left: it did not reach the end."
         )
-    quiet = got["undisturbed"]
-    for name, begin in (("killed", 0), ("went_on", resumed)):
+    quiet = got["uninterrupted"]
+    for name, begin in (("killed", 0), ("resumed", resumed)):
         for step, (loss, wanted) in enumerate(
             zip(got[name], quiet[begin:], strict=False), begin + 1
         ):

@@ -44,7 +44,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A test run keeps no progress of exercises: running the solutions solves nothing."""
-    home = tempfile.TemporaryDirectory(prefix="ddpz-home-")
+    home = tempfile.TemporaryDirectory(prefix="ddpz-home-", ignore_cleanup_errors=True)
     config.add_cleanup(home.cleanup)
     os.environ["DDPZ_HOME"] = home.name
 
@@ -86,6 +86,16 @@ def folder_of(item: pytest.Item) -> str | None:
 def is_ours(item: pytest.Item) -> bool:
     """Whether `item` is a cell, run by nbval, of one of the course's notebooks."""
     return folder_of(item) in OURS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """Notebooks write into a folder of the test run, since nbval kills their kernels at the end."""
+    if not is_ours(item):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", os.environ["DDPZ_HOME"])
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

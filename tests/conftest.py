@@ -28,6 +28,14 @@ def root() -> Path:
 
 
 @pytest.fixture
+def own_temporary(monkeypatch):
+    """What the test's processes leave in the temporary folder, as torchrun its logs, ends with the
+    test run.
+    """
+    monkeypatch.setenv("TMPDIR", os.environ["DDPZ_HOME"])
+
+
+@pytest.fixture
 def make_notebook(tmp_path):
     """Write code cells to a notebook and return its path: make_notebook("name", "x = 1", ...)."""
 

@@ -19,6 +19,7 @@ class OfALesson:
     path: Path
 
     @pytest.mark.rest
+    @pytest.mark.usefixtures("own_temporary")
     def test_each_proof_fails_under_its_counterfactual(self):
         assert not list(unproved(self.path))
 

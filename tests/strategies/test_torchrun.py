@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-pytestmark = pytest.mark.rest
+pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("own_temporary")]
 
 SCRIPT = """
 import os, sys, torch

@@ -20,6 +20,8 @@ from train_state import assert_same, state, write_text
 from ddpz_lite.course.cli import main
 from ddpz_lite.trainer.recipe import Recipe, flag_of
 
+pytestmark = pytest.mark.usefixtures("own_temporary")
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train_faults.py")
 KILLS, EVERY = 20, 2

@@ -25,7 +25,7 @@ from ddpz_lite.strategies.costs import elements_moved
 from ddpz_lite.trainer.loop import train
 from ddpz_lite.trainer.recipe import Recipe
 
-pytestmark = pytest.mark.rest
+pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("own_temporary")]
 
 NODE = "deploy/node.sh"
 RANK = Path(__file__).with_name("ranks_of_two_hosts.py")

@@ -64,6 +64,15 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(_STDLIB) and not any(part in filename for part in _INSTALLED)
 
 
+def _skipped(filename: str, function: str) -> bool:
+    """Whether a frame is not user code: a library's file, or a method that a dataclass generated.
+
+    Generated methods are compiled under "<string>", the name that `python -c` has too.
+    """
+    generated = filename == "<string>" and function.startswith("__")
+    return generated or is_library(filename)
+
+
 def set_name(filename: str) -> str:
     """The cell's name for a cell's file, the file name itself for any other."""
     return _cells.get(filename, filename)
@@ -84,7 +93,7 @@ def of_frame(frame: FrameType | None) -> str | None:
     None.
     """
     found = frame
-    while found is not None and is_library(found.f_code.co_filename):
+    while found is not None and _skipped(found.f_code.co_filename, found.f_code.co_name):
         found = found.f_back
     if found is None:
         found = frame
@@ -100,7 +109,7 @@ def of_frame(frame: FrameType | None) -> str | None:
 
 def of_stack(stack: Sequence[tuple[str, int, str]]) -> str | None:
     """The same for a stack of (file name, line, function), innermost first."""
-    user = (place for place in stack if not is_library(place[0]))
+    user = (place for place in stack if not _skipped(place[0], place[2]))
     trainer = (place for place in stack if place[0].startswith(_TRAINER))
     found = next(user, None) or next(trainer, None)
     return None if found is None else label(found[0], found[1])

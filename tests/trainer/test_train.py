@@ -390,8 +390,7 @@ def test_an_interrupt_names_each_ranks_step_and_line_and_how_to_continue(tmp_pat
     assert process.returncode == 130
     for rank in range(2):
         found = re.search(rf"  rank {rank} (.*); it had finished step (\d+) of 1000000\n", printed)
-        # a dataclass makes code that is called <string>
-        assert re.search(r"was running \S+:\d+|waits in \w+ \(\w+\.py:\d+\)", found[1])
+        assert re.search(r"was running \w+\.py:\d+|waits in \w+ \(\w+\.py:\d+\)", found[1])
         assert int(found[2]) > 0
     assert "Continue with --resume: the same command then starts from the last save." in error
 

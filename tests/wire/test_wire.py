@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import time
+import traceback
 import warnings
 
 import pytest
@@ -244,6 +247,29 @@ def test_callsite_names_cells_and_skips_machinery():
     for typed in ("<stdin>", "<string>", "<python-input-3>", "<timed exec>", "<ipython-input-1>"):
         assert not site.is_library(typed)
     assert site.caller().startswith("test_wire.py:")
+
+
+def test_callsite_skips_the_methods_that_a_dataclass_generates():
+    places = []
+
+    class Seen:
+        def __set__(self, instance, value):
+            places.append(wire.callsite.of_frame(sys._getframe(1)))
+            stack = traceback.extract_stack(sys._getframe(1))[::-1]
+            names = [(frame.filename, frame.lineno, frame.name) for frame in stack]
+            assert names[0][0] == "<string>"
+            places.append(wire.callsite.of_stack(names))
+
+        def __get__(self, instance, owner):
+            return 0
+
+    @dataclasses.dataclass
+    class Point:
+        x: int = Seen()
+
+    here = sys._getframe().f_lineno + 1
+    Point(3)
+    assert places == [f"test_wire.py:{here}"] * 2
 
 
 def threading_file() -> str:

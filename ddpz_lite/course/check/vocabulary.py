@@ -90,14 +90,14 @@ def same_on_all_ranks(seen: Observed, values: Callable[[Any], Sequence[Any]]) ->
     return None
 
 
-def _same_bits(mine: Any, first: Any) -> bool:
+def _same_bits(local: Any, first: Any) -> bool:
     """Of plain tensors; a nan is like another nan."""
     if type(first) is not torch.Tensor or not first.is_floating_point():
-        return close(mine, first, bitwise=True)
-    if type(mine) is not torch.Tensor or mine.dtype != first.dtype or mine.shape != first.shape:
+        return close(local, first, bitwise=True)
+    if type(local) is not torch.Tensor or local.dtype != first.dtype or local.shape != first.shape:
         return False
-    nans = torch.equal(mine.isnan(), first.isnan())
-    return nans and torch.equal(mine.nan_to_num(0.0), first.nan_to_num(0.0))
+    nans = torch.equal(local.isnan(), first.isnan())
+    return nans and torch.equal(local.nan_to_num(0.0), first.nan_to_num(0.0))
 
 
 def unchanged(seen: Observed) -> str | None:

@@ -813,7 +813,7 @@ def _weights(seen: Observed) -> str | None:
     right = trained(seen)
     for rank, got in enumerate(seen.data):
         for step, (after, (wanted, _)) in enumerate(zip(got["after"], right, strict=True)):
-            mine, whole = (torch.cat([w.flatten() for w in ws]) for ws in (after, wanted))
+            local, whole = (torch.cat([w.flatten() for w in ws]) for ws in (after, wanted))
             candidates = {
                 words: lambda way=way, step=step: torch.cat(
                     [w.flatten() for w in trained(seen, way)[step][0]]
@@ -821,7 +821,7 @@ def _weights(seen: Observed) -> str | None:
                 for words, way in TRAIN_MISTAKES.items()
             }
             said = explain(
-                mine,
+                local,
                 whole,
                 f"What rank {rank} holds after step {step}",
                 candidates,
@@ -1043,14 +1043,14 @@ def _history(seen: Observed) -> str | None:
             # wrong weights, which are another criterion's, have a loss of their own
             pairs = [inputs["problems"][i]["held_out"] for inputs in seen.case.inputs]
             own = torch.cat([(x @ got["weight"] - y).square() for x, y in pairs]).mean().item()
-            if any(math.isclose(mine, own, rel_tol=1e-3) for mine in got["history"]):
+            if any(math.isclose(local, own, rel_tol=1e-3) for local in got["history"]):
                 continue
-        for mine, wanted in zip(got["history"], history, strict=False):
-            if math.isnan(mine) and math.isnan(wanted):
+        for local, wanted in zip(got["history"], history, strict=False):
+            if math.isnan(local) and math.isnan(wanted):
                 continue
-            if not math.isclose(mine, wanted, rel_tol=1e-3, abs_tol=1e-6):
+            if not math.isclose(local, wanted, rel_tol=1e-3, abs_tol=1e-6):
                 return (
-                    f"Rank {rank}'s validation loss is {mine:.4g}, and over the samples of all "
+                    f"Rank {rank}'s validation loss is {local:.4g}, and over the samples of all "
                     f"ranks it is {wanted:.4g}."
                 )
     return None

@@ -177,24 +177,24 @@ def _repair_values(seen: Observed) -> str | None:
     for call in range(len(seen.case.inputs[0]["weights"])):
         right = _trained(seen.case, call)
         for rank, got in enumerate(seen.data):
-            mine = got["after"][call]
-            for index, (p, wanted) in enumerate(zip(mine, right[rank], strict=True)):
+            local = got["after"][call]
+            for index, (p, wanted) in enumerate(zip(local, right[rank], strict=True)):
                 if (p.dtype, p.shape) != (wanted.dtype, wanted.shape):
                     return differs(p, wanted, f"Rank {rank}'s parameter {index}")
-            if not _alike(mine, right[rank]):
+            if not _alike(local, right[rank]):
                 return f"On rank {rank}: {_repair_cure(seen, call, rank, right[rank])}"
     return same_on_all_ranks(seen, lambda got: [p for call in got["after"] for p in call])
 
 
 def _alike(
-    mine: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rtol: float | None = None
+    local: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rtol: float | None = None
 ) -> bool:
     rtol = rtol or (1e-9 if wanted[0].dtype == torch.float64 else 1e-4)
-    return all(close(a, b, rtol=rtol) for a, b in zip(mine, wanted, strict=True))
+    return all(close(a, b, rtol=rtol) for a, b in zip(local, wanted, strict=True))
 
 
 def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
-    mine = seen.data[rank]["after"][call]
+    local = seen.data[rank]["after"][call]
     if seen.case.world == 1:
         return "alone, it must be plain training. Does your flat buffer come back whole?"
     everywhere = [got["after"][call] for got in seen.data]
@@ -204,12 +204,12 @@ def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]
     first = [w for rank_ in (0, rank) for w in seen.case.inputs[rank_]["weights"][call]]
     still = [
         bool(torch.isclose(p.flatten(), w.flatten()).all())
-        for p, w in zip([*mine, *mine], first, strict=True)
+        for p, w in zip([*local, *local], first, strict=True)
     ]
     if any(still):
         return "a parameter never moved. Do the updated shards come back into all parameters?"
-    off = max((a - b).abs().max().item() for a, b in zip(mine, right, strict=True))
-    if right[0].dtype == torch.float64 and _alike(mine, right, 1e-4):
+    off = max((a - b).abs().max().item() for a, b in zip(local, right, strict=True))
+    if right[0].dtype == torch.float64 and _alike(local, right, 1e-4):
         return f"the parameters are off by up to {off:.2g}: float64 was rounded on the way."
     return (
         f"the parameters are off by up to {off:.2g} from plain "

@@ -149,10 +149,10 @@ def _merge_call(seen: Observed, number: int) -> str | None:
     }
     there = ~both.isneginf()
     form = call["lse"].dtype
-    told = explain(
+    message = explain(
         lse[there], both[there].to(form), "lse", {w: v[there].to(form) for w, v in wrongs.items()}
     )
-    return told and _overflown(lse[there], told)
+    return message and _overflown(lse[there], message)
 
 
 def _rows_without_keys(both: torch.Tensor, out: Any, lse: Any) -> str | None:
@@ -177,13 +177,13 @@ def _rows_without_keys(both: torch.Tensor, out: Any, lse: Any) -> str | None:
     return None
 
 
-def _overflown(got: Any, told: str) -> str:
+def _overflown(got: Any, message: str) -> str:
     if type(got) is torch.Tensor and got.is_floating_point() and not got.isfinite().all():
         return (
-            f"{told} e^lse is inf above 88 in float32, and 0 below -104: subtract the larger lse "
-            "before e^."
+            f"{message} e^lse is inf above 88 in float32, and 0 below -104: subtract the larger "
+            "lse before e^."
         )
-    return told
+    return message
 
 
 MERGE = Task(
@@ -454,7 +454,7 @@ def _name(tensor: torch.Tensor) -> str:
 
 def _ring_overlap(seen: Observed, number: int) -> str | None:
     case, world = seen.case, seen.case.world
-    told = any(c.waited is not None for rank in range(world) for c in seen.calls(rank))
+    message = any(c.waited is not None for rank in range(world) for c in seen.calls(rank))
     for rank, got in enumerate(seen.data):
         calls = seen.calls(rank, f"call {number}")
         sends, receives = ([c for c in calls if c.op == op] for op in ("send", "recv"))
@@ -479,7 +479,7 @@ def _ring_overlap(seen: Observed, number: int) -> str | None:
                         f"to that of rank {owner}. Start isend and irecv first, then attend."
                     )
             coming = receives[turn * parts : (turn + 1) * parts]
-            if any(_before(c, attend, told) for c in coming):
+            if any(_before(c, attend, message) for c in coming):
                 return (
                     f"Rank {rank} waited for the next block before it attended to that of rank "
                     f"{owner}. Start isend and irecv, attend, and then wait."
@@ -491,9 +491,9 @@ def _blocks(case: Case, number: int) -> set[int]:
     return {_block(case, number, o) for o in range(case.world)}
 
 
-def _before(call: Record, attend: Any, told: bool) -> bool:
-    """Whether a message was waited for before attend was over. told: whether waits are recorded."""
-    if told:
+def _before(call: Record, attend: Any, recorded: bool) -> bool:
+    """Whether a message was waited for before attend was over. recorded: whether waits are."""
+    if recorded:
         return call.waited is not None and call.waited[0] < attend.finished
     return call.finished is not None and call.finished <= attend.started
 
@@ -896,7 +896,7 @@ def _loss_mistakes(
     parts = [call["logits"].to(logits.dtype) for call in calls]
     own = [call["labels"] for call in calls]
     after = [torch.cat([own[(r + 1) % case.world][:, :1]], 1) for r in range(case.world)]
-    nexts = [torch.cat([mine[:, 1:], first], 1) for mine, first in zip(own, after, strict=True)]
+    nexts = [torch.cat([local[:, 1:], first], 1) for local, first in zip(own, after, strict=True)]
     last = nexts[-1].clone()
     last[:, -1] = NOT_COUNTED
     right = [*nexts[:-1], last]
@@ -1199,11 +1199,11 @@ def _each_deal(
         for asked, dealt in zip(
             seen.case.inputs[0]["questions"], seen.data[0]["dealt"], strict=True
         ):
-            told = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
+            message = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
             if wrong := _malformed(asked, dealt):
-                return f"{told} {wrong}"
+                return f"{message} {wrong}"
             if wrong := judge(asked, dealt, sum(map(len, dealt))):
-                return f"{told} {wrong}"
+                return f"{message} {wrong}"
         return None
 
     return judge_all
@@ -1237,15 +1237,15 @@ def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
     if ratio <= MOST:
         return None
     loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in dealt]
-    told = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
+    message = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
     per = chunks // ranks
     own = [sorted(part) for part in dealt]
     if own == [list(range(r * per, (r + 1) * per)) for r in range(ranks)]:
-        return f"{told} Its chunks lie next to each other: early ones have less work."
+        return f"{message} Its chunks lie next to each other: early ones have less work."
     if chunks == 2 * ranks and own == _folded(chunks, ranks):
         return (
-            f"{told} That is zigzag, which evens out a triangle. A window makes it flat after the "
-            "first tokens: what do smaller chunks do?"
+            f"{message} That is zigzag, which evens out a triangle. A window makes it flat after "
+            "the first tokens: what do smaller chunks do?"
         )
     half = per // 2
     blocks = [
@@ -1253,13 +1253,13 @@ def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
         for r in range(ranks)
     ]
     if own == blocks:
-        return f"{told} Smaller chunks help only if those of a rank lie apart."
+        return f"{message} Smaller chunks help only if those of a rank lie apart."
     if own == [list(range(r, chunks, ranks)) for r in range(ranks)]:
         return (
-            f"{told} In every stride of {ranks} chunks the last rank has the most work. Turn every "
-            "second stride round."
+            f"{message} In every stride of {ranks} chunks the last rank has the most work. Turn "
+            "every second stride round."
         )
-    return f"{told} A token sees at most {window}: itself and those before it."
+    return f"{message} A token sees at most {window}: itself and those before it."
 
 
 def _deal_few(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:

@@ -101,7 +101,7 @@ def _same_bits(local: Any, first: Any) -> bool:
 
 
 def unchanged(seen: Observed) -> str | None:
-    """What the job's `beside.Kept` found: every rank returns the names under "changed"."""
+    """What the job's `watch.Kept` found: every rank returns the names under "changed"."""
     for rank, got in enumerate(seen.data):
         if got["changed"]:
             return f"Rank {rank} changed {got['changed'][0]}, which was handed in to be read."
@@ -162,7 +162,7 @@ def same_calls(seen: Observed, wanted: Iterable[str], during: str | None = None)
 
 def calls_until(seen: Observed, rank: int, layer: int) -> list[list[Record]]:
     """For each backward: the calls that the rank had made when it came to this layer; see
-    `beside.tell_when_reached`.
+    `watch.tell_when_reached`.
     """
     begun, reached = (
         [s.started for s in seen.spans if (s.rank, s.name) == (rank, name)]
@@ -212,7 +212,7 @@ def waited_for(seen: Observed) -> str | None:
 def holds_at_most(
     seen: Observed, held: Callable[[Any], Iterable[int]], most: int, why: str
 ) -> str | None:
-    """held: what a rank returned -> bytes that `beside.Holding` counted, at several times.
+    """held: what a rank returned -> bytes that `watch.Holding` counted, at several times.
 
     why: what the bytes are for, "its part of the states and a copy of its part".
     """

@@ -528,11 +528,11 @@ def _local_values(seen: Observed) -> str | None:
         for rank, got in enumerate(seen.data):
             local = got["runs"][number]
             if not _follows(local, right[rank]):
-                return _local_cure(seen, number, rank, local, right[rank])
+                return _explain_local(seen, number, rank, local, right[rank])
     return None
 
 
-def _local_cure(
+def _explain_local(
     seen: Observed, number: int, rank: int, local: dict[str, Any], right: dict[str, Any]
 ) -> str:
     run = seen.case.inputs[rank]["runs"][number]

@@ -182,7 +182,7 @@ def _repair_values(seen: Observed) -> str | None:
                 if (p.dtype, p.shape) != (wanted.dtype, wanted.shape):
                     return differs(p, wanted, f"Rank {rank}'s parameter {index}")
             if not _alike(local, right[rank]):
-                return f"On rank {rank}: {_repair_cure(seen, call, rank, right[rank])}"
+                return f"On rank {rank}: {_explain_repair(seen, call, rank, right[rank])}"
     return same_on_all_ranks(seen, lambda got: [p for call in got["after"] for p in call])
 
 
@@ -193,7 +193,7 @@ def _alike(
     return all(close(a, b, rtol=rtol) for a, b in zip(local, wanted, strict=True))
 
 
-def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
+def _explain_repair(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
     local = seen.data[rank]["after"][call]
     if seen.case.world == 1:
         return "alone, it must be plain training. Does your flat buffer come back whole?"
@@ -395,7 +395,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
             *wrong,
             {"before": same, "after": [list(row) for row in same]},
             {"before": alike, "after": [list(row) for row in alike]},  # a broadcast would do
-            {"before": alike, "after": [[value] for value in alike[0]]},  # a scatter all the same
+            {"before": alike, "after": [[value] for value in alike[0]]},  # still a scatter
             {"before": one, "after": [list(one[0])]},
             {"before": other, "after": [[max(c) for c in zip(*other, strict=True)]] * 3},
             {"before": same, "after": swapped},
@@ -472,7 +472,7 @@ def _which_one(before: Table, after: Table, said: Any) -> str | None:
     if said == "all_reduce" and "reduce_scatter" in names:
         return f"{asked}: all_reduce leaves the whole sum on every rank; here each has its part."
     if said == "all_to_all":
-        return f"{asked}: all_to_all deals every row in pieces; nobody gets a whole row by it."
+        return f"{asked}: all_to_all sends every row in parts, so no rank gets a full row by it."
     if said in ("gather", "reduce") and right.startswith("all_"):
         return f"{asked}: {said} leaves its result on the root alone; here every rank has it."
     return (
@@ -592,7 +592,7 @@ MEMORY: dict[str, dict[str, Any]] = {
         "begins": (9, 9, 9),
     },
     "Where are the activations? Backward needs those of every layer.": {"activation": 0},
-    "Activations are those of this rank's own batch: nobody shares them out.": {"shared": "1/N"},
+    "Activations are those of this rank's own batch: no rank shares them.": {"shared": "1/N"},
     "Every stage divides more, and stage 0 nothing; this divides all by N, at every stage.": {
         "begins": (0, 0, 0)
     },

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.course.check.watch import Holding, Kept
 from ddpz_lite.wire import span
 
 READ_EVERY = 0.004  # seconds between two looks at what is held, while attention takes its time

@@ -375,7 +375,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         rows[-1] = table(1, 4)[0]
         return {"before": rows, "after": [list(rows[-1]) for _ in rows]}
 
-    def dealt(world: int) -> dict[str, Table]:
+    def exchanged(world: int) -> dict[str, Table]:
         """The same for pieces: a reduce_scatter gives what the cheaper scatter gives."""
         rows = [[0] * world for _ in range(world)]
         rows[-1] = table(1, world)[0]
@@ -425,7 +425,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         ),
         Case(
             "two ways that fit",
-            [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, dealt)]}],
+            [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, exchanged)]}],
             "cheap",
         ),
         Case("no single collective, or none needed", [{"questions": nothing()}], "none"),

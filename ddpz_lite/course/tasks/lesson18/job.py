@@ -230,4 +230,4 @@ def shifted_loss(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> 
 
 def zigzag(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict[str, Any]:
     """questions: the keyword arguments of one call each."""
-    return {"dealt": [answer(**question) for question in questions]}
+    return {"assigned": [answer(**question) for question in questions]}

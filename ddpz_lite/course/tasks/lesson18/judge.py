@@ -1164,17 +1164,17 @@ SLIPS: tuple[Works, ...] = tuple(
 
 def _folded(chunks: int, ranks: int) -> list[list[int]]:
     """Zigzag over and over: 0 1 2 2 1 0 0 1 2 ..."""
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    assigned: list[list[int]] = [[] for _ in range(ranks)]
     for chunk in range(chunks):
         place = chunk % (2 * ranks)
-        dealt[min(place, 2 * ranks - 1 - place)].append(chunk)
-    return dealt
+        assigned[min(place, 2 * ranks - 1 - place)].append(chunk)
+    return assigned
 
 
-def _busiest(works: Sequence[int], dealt: Sequence[Sequence[int]]) -> float:
+def _busiest(works: Sequence[int], assigned: Sequence[Sequence[int]]) -> float:
     """The work of the busiest rank over the mean."""
-    loads = [sum(works[c] for c in own) for own in dealt]
-    return max(loads) * len(dealt) / sum(works)
+    loads = [sum(works[c] for c in own) for own in assigned]
+    return max(loads) * len(assigned) / sum(works)
 
 
 def _ratio(tokens: int, window: int, ranks: int, folds: int, works: Works = _works) -> float:
@@ -1196,34 +1196,34 @@ def _each_deal(
     judge: Callable[[Call, list[list[int]], int], str | None],
 ) -> Callable[[Observed], str | None]:
     def judge_all(seen: Observed) -> str | None:
-        for asked, dealt in zip(
-            seen.case.inputs[0]["questions"], seen.data[0]["dealt"], strict=True
+        for asked, assigned in zip(
+            seen.case.inputs[0]["questions"], seen.data[0]["assigned"], strict=True
         ):
             message = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
-            if wrong := _malformed(asked, dealt):
+            if wrong := _malformed(asked, assigned):
                 return f"{message} {wrong}"
-            if wrong := judge(asked, dealt, sum(map(len, dealt))):
+            if wrong := judge(asked, assigned, sum(map(len, assigned))):
                 return f"{message} {wrong}"
         return None
 
     return judge_all
 
 
-def _malformed(asked: Call, dealt: Any) -> str | None:
+def _malformed(asked: Call, assigned: Any) -> str | None:
     ranks = asked["ranks"]
-    if type(dealt) is not list or any(type(own) is not list for own in dealt):
+    if type(assigned) is not list or any(type(own) is not list for own in assigned):
         return "return a list for each rank, of numbers of chunks."
-    if len(dealt) != ranks:
-        return f"there are {len(dealt)} lists, for {world_name(ranks)}."
-    numbers = [whole(c) for own in dealt for c in own]
+    if len(assigned) != ranks:
+        return f"there are {len(assigned)} lists, for {world_name(ranks)}."
+    numbers = [whole(c) for own in assigned for c in own]
     if None in numbers or not numbers:
         return "chunks are whole numbers, from 0 on."
     if sorted(numbers) != list(range(len(numbers))):
         twice = sorted({c for c in numbers if numbers.count(c) > 1})
         shown = f"chunk {twice[0]} is there twice" if twice else "a number is left out"
         return f"each chunk has one rank; here {shown}."
-    if len({len(own) for own in dealt}) > 1:
-        return f"the ranks have {[len(own) for own in dealt]} chunks, and so unequal memory."
+    if len({len(own) for own in assigned}) > 1:
+        return f"the ranks have {[len(own) for own in assigned]} chunks, and so unequal memory."
     if len(numbers) % (2 * ranks) or asked["tokens"] % len(numbers):
         return (
             f"{len(numbers)} chunks are no multiple of 2 x {ranks} that divides the tokens equally."
@@ -1231,15 +1231,15 @@ def _malformed(asked: Call, dealt: Any) -> str | None:
     return None
 
 
-def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
+def _deal_even(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
     tokens, window, ranks = asked["tokens"], asked["window"], asked["ranks"]
-    ratio = _busiest(_works(tokens, window, chunks), dealt)
+    ratio = _busiest(_works(tokens, window, chunks), assigned)
     if ratio <= MOST:
         return None
-    loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in dealt]
+    loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in assigned]
     message = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
     per = chunks // ranks
-    own = [sorted(part) for part in dealt]
+    own = [sorted(part) for part in assigned]
     if own == [list(range(r * per, (r + 1) * per)) for r in range(ranks)]:
         return f"{message} Its chunks lie next to each other: early ones have less work."
     if chunks == 2 * ranks and own == _folded(chunks, ranks):
@@ -1262,15 +1262,15 @@ def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
     return f"{message} A token sees at most {window}: itself and those before it."
 
 
-def _deal_few(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
+def _deal_few(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
     enough = 2 * asked["ranks"] * _needed(**asked)
     if chunks <= enough:
         return None
     return f"{chunks} chunks; {enough} are enough for {MOST} times the mean."
 
 
-def _deal_both(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
-    return _deal_even(asked, dealt, chunks) or _deal_few(asked, dealt, chunks)
+def _deal_both(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
+    return _deal_even(asked, assigned, chunks) or _deal_few(asked, assigned, chunks)
 
 
 ZIGZAG = Task(

@@ -106,10 +106,10 @@ def test_changes_begin_at_forward_and_tell_the_peak(shown):
         (3.0, {**NONE, "parameters": 100}),
     ]
     marks = [(0.5, "forward"), (1.5, "backward"), (3.0, "end")]
-    memory_changes(samples, marks, alt="units come and go", names={"transient": "unsharded units"})
+    memory_changes(samples, marks, alt="units come and go")
     ((alt, table),) = shown
     assert alt == "units come and go"
-    assert table[1:] == [["parameters", 100], ["unsharded units", 400]]
+    assert table[1:] == [["parameter shards", 100], ["unsharded units", 400]]
     with pytest.raises(ValueError, match='no mark "forward"'):
         memory_changes(samples, [(3.0, "end")], alt="units come and go")
 

@@ -121,12 +121,12 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
         text = transition.replace("_", "-") if named else "update own" if update else "free others"
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
         color = TEXT_COLOR if named else MUTED_COLOR
-        axes.annotate(text, (before + 0.5, row), **at, color=color, bbox=_behind(axes))
+        axes.annotate(text, (before + 0.5, row), **at, color=color, **_behind(axes))
     if step[-2].parameter is step[-1].parameter:  # the update changes values, and no letter
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
         arrow = {"arrowstyle": "-|>", "color": MUTED_COLOR, "lw": 1.4, "shrinkA": 0}
         axes.annotate("", (len(step) - 1.2, 0), (len(step) - 1.8, 0), arrowprops=arrow)
-        axes.annotate("update", (len(step) - 1.5, 0), **at, color=MUTED_COLOR, bbox=_behind(axes))
+        axes.annotate("update", (len(step) - 1.5, 0), **at, color=MUTED_COLOR, **_behind(axes))
     phases = [moment.phase for moment in step]
     for phase in PHASES:
         first = phases.index(phase)
@@ -143,8 +143,9 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
 
 
 def _behind(axes: Any) -> dict[str, Any]:
-    """A box behind a word, so that no line crosses it."""
-    return {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 0.5}
+    """Looks of a word that no phase's line crosses, and that covers no box."""
+    box = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 0.5}
+    return {"bbox": box, "zorder": 0.5}
 
 
 def _box(place: float, row: float, letter: Placement) -> Any:

@@ -69,6 +69,10 @@ def steps_of(seconds):
     return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
+def legend_of(fig):
+    return [text.get_text() for text in fig.legends[0].get_texts()]
+
+
 def test_steps_that_are_compared_share_one_time_axis(shown):
     on_one_axis({"slow": steps_of(4.0), "fast": steps_of(2.0)}, title="Two steps")
     ((alt, table),) = shown
@@ -81,6 +85,14 @@ def test_steps_that_are_compared_share_one_time_axis(shown):
     ]
     upper, lower = shown.figures[0].axes
     assert upper.get_xlim() == lower.get_xlim() and upper.get_xlim()[1] >= 4.0
+    assert legend_of(shown.figures[0]) == ["forward", "all_gather"]  # no rank was ever idle
+
+
+def test_the_legend_explains_idle_time_where_a_rank_has_some(shown):
+    waits = steps_of(4.0)
+    waits.ledger[0].started = 7.0
+    on_one_axis({"waits": waits}, title="A pause")
+    assert legend_of(shown.figures[0]) == ["forward", "all_gather", "idle"]
 
 
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):

@@ -68,7 +68,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
 def draw_bars(
     axes: Any, rows: Rows, free: Sequence[list[Interval]], until: float, unit: float
 ) -> dict[str, Any]:
-    """Draw all bars and the idle time; returns {label: handle} for the legend."""
+    """Draw all bars and the idle time; returns {label: handle} of what can be seen."""
     names = _by_time(rows)
     lanes = {"compute": (-0.38, 0.36), "traffic": (0.02, 0.36)}  # offset from the row, height
     if not _names(rows, "compute"):
@@ -93,7 +93,8 @@ def draw_bars(
                 extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
             )
             handles[name] = bar
-    return {name: handles[name] for name in names} | {_free_name(rows): idle}
+    is_idle = any(end - start >= least for intervals in free for start, end in intervals)
+    return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})
 
 
 def _visible(intervals: Iterable[Interval], least: float) -> list[Interval]:

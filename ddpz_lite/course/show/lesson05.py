@@ -57,7 +57,8 @@ def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> 
         axes.set_ylim(0.2, 3.6)
         axes.set_title("How gradients are laid into buckets (a drawing)")
     alt = f"Parameters in the order {', '.join(names)}, read in reverse. " + " ".join(
-        f"Bucket {number}: {inside}, {held} bytes in one flat tensor." for number, inside, held in rows
+        f"Bucket {number}: {inside}, {held} bytes in one flat tensor."
+        for number, inside, held in rows
     )
     show_figure(fig, alt=alt, table=[["bucket", "views in it", "bytes"], *rows])
 

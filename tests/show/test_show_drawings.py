@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from ddpz_lite.course.show import lesson06
-from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
+from ddpz_lite.course.show.lesson05 import (
+    bucket_layout,
+    bucket_sizes,
+    exposed,
+    versions,
+)
 from ddpz_lite.course.show.lesson07 import (
     chord,
     delay,
@@ -50,6 +55,7 @@ def shown(monkeypatch):
         calls.figures.append(fig)
 
     for module in (
+        "lesson05",
         "lesson06",
         "lesson07",
         "lesson09",
@@ -93,6 +99,15 @@ def test_the_legend_explains_idle_time_where_a_rank_has_some(shown):
     waits.ledger[0].started = 7.0
     on_one_axis({"waits": waits}, title="A pause")
     assert legend_of(shown.figures[0]) == ["forward", "all_gather", "idle"]
+
+
+def test_buckets_take_the_parameters_in_reverse_and_hold_a_view_of_each(shown):
+    bucket_layout({"first": 40, "middle": 20, "last": 50}, [[0, 1], [2]])
+    ((alt, table),) = shown
+    assert "read in reverse" in alt
+    assert table[1:] == [[0, "last, middle", 70], [1, "first", 40]]
+    drawn = [text.get_text() for text in shown.figures[0].axes[0].texts]
+    assert [text for text in drawn if ".grad" in text] == ["last.grad", "middle.grad", "first.grad"]
 
 
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
@@ -175,10 +190,10 @@ def test_bucket_sizes_draw_one_step_and_compare_all():
     transfers = {0.1: [(0.01, 0.02), (0.02, 0.05)], 1.0: [(0.04, 0.10)], 4.0: [(0.0, 0.01)]}
     fig, alt, table = bucket_sizes(transfers, 0.1, forward=0.01, computing=0.04)
     fig.canvas.draw()
-    assert "2 all-reduces end the step after 50 ms; computing alone takes 40 ms" in alt
+    assert "2 all-reduces end the step after 50 ms; compute alone takes 40 ms" in alt
     assert "The best of the limits is 4 MB, 40 ms" in alt  # never shorter than computing
     assert [row[:2] for row in table[1:]] == [[0.1, 2], [1.0, 1], [4.0, 1]]
-    assert fig.axes[0].get_title(loc="left") == "2 calls, 1.25 x computing"
+    assert fig.axes[0].get_title(loc="left") == "2 calls, 1.25 x compute"
     with pytest.raises(ValueError, match="no limit of 2 MB"):
         bucket_sizes(transfers, 2, 0.01, 0.04)
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+<<<<<<< HEAD
 from ddpz_lite.course.show import lesson06
 from ddpz_lite.course.show.lesson05 import (
     bucket_layout,
@@ -14,6 +15,10 @@ from ddpz_lite.course.show.lesson05 import (
     exposed,
     versions,
 )
+=======
+from ddpz_lite.course.show import lesson03, lesson06
+from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
+>>>>>>> eb2
 from ddpz_lite.course.show.lesson07 import (
     chord,
     delay,
@@ -55,7 +60,11 @@ def shown(monkeypatch):
         calls.figures.append(fig)
 
     for module in (
+<<<<<<< HEAD
         "lesson05",
+=======
+        "lesson03",
+>>>>>>> eb2
         "lesson06",
         "lesson07",
         "lesson09",
@@ -75,8 +84,29 @@ def steps_of(seconds):
     return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
+<<<<<<< HEAD
 def legend_of(fig):
     return [text.get_text() for text in fig.legends[0].get_texts()]
+=======
+def test_four_ranks_share_one_batch(shown):
+    lesson03.one_batch()
+    ((alt, table),) = shown
+    assert "four parts of 8" in alt
+    assert [row[1] for row in table[1:]] == ["1 to 8", "9 to 16", "17 to 24", "25 to 32"]
+
+
+def test_the_gradient_of_a_sum_comes_from_both_losses(shown):
+    lesson03.sum_and_its_gradient()
+    ((_, table),) = shown
+    back = [row[1:] for row in table if row[0] == "backward"]
+    assert back == [["loss of rank 0", "sum"], ["loss of rank 1", "sum"], ["sum", "x of rank 0"]]
+    forward, backward = shown.figures[0].axes
+    assert len(forward.patches) == len(backward.patches) == 5
+    arrows = [
+        sum(hasattr(text, "arrow_patch") for text in axes.texts) for axes in (forward, backward)
+    ]
+    assert arrows == [4, 3]
+>>>>>>> eb2
 
 
 def test_steps_that_are_compared_share_one_time_axis(shown):

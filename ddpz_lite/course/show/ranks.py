@@ -77,7 +77,12 @@ def draw_bars(
     least = until / 400  # the narrowest bar that can be seen
     handles: dict[str, Any] = {}
     for rank, row in enumerate(rows):
-        shade = [(start / unit, (end - start) / unit) for start, end in _visible(free[rank], least)]
+        # A single gap that is too narrow to be seen would be drawn as a thin line without meaning.
+        shade = [
+            (start / unit, (end - start) / unit)
+            for start, end in _visible(free[rank], least)
+            if end - start >= least
+        ]
         idle = axes.broken_barh(shade, (rank - 0.38, 0.76), facecolor=style_of("idle").color)
         # A span inside another is drawn on top of it: the long ones first.
         longest = {key: max(end - start for start, end in row[key]) for key in row}

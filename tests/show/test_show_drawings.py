@@ -7,18 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-<<<<<<< HEAD
-from ddpz_lite.course.show import lesson06
+from ddpz_lite.course.show import lesson03, lesson06
 from ddpz_lite.course.show.lesson05 import (
     bucket_layout,
     bucket_sizes,
     exposed,
     versions,
 )
-=======
-from ddpz_lite.course.show import lesson03, lesson06
-from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
->>>>>>> eb2
 from ddpz_lite.course.show.lesson07 import (
     chord,
     delay,
@@ -60,11 +55,8 @@ def shown(monkeypatch):
         calls.figures.append(fig)
 
     for module in (
-<<<<<<< HEAD
-        "lesson05",
-=======
         "lesson03",
->>>>>>> eb2
+        "lesson05",
         "lesson06",
         "lesson07",
         "lesson09",
@@ -84,10 +76,10 @@ def steps_of(seconds):
     return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
-<<<<<<< HEAD
 def legend_of(fig):
     return [text.get_text() for text in fig.legends[0].get_texts()]
-=======
+
+
 def test_four_ranks_share_one_batch(shown):
     lesson03.one_batch()
     ((alt, table),) = shown
@@ -106,7 +98,6 @@ def test_the_gradient_of_a_sum_comes_from_both_losses(shown):
         sum(hasattr(text, "arrow_patch") for text in axes.texts) for axes in (forward, backward)
     ]
     assert arrows == [4, 3]
->>>>>>> eb2
 
 
 def test_steps_that_are_compared_share_one_time_axis(shown):

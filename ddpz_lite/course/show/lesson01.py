@@ -14,7 +14,7 @@ LINE = {"color": TEXT_COLOR, "linewidth": 1.2, "marker": ""}
 DEVICES = (24, 80)  # GB
 BLOCK = (  # left edge, width, name, what it reads
     (2.55, 0.75, "norm", SERIES[7]),
-    (3.5, 1.6, "attention\n(earlier positions)", SERIES[0]),
+    (3.5, 1.6, "attention\n(looks back)", SERIES[0]),
     (6.1, 0.75, "norm", SERIES[7]),
     (7.05, 1.6, "2 linear layers\n(this position)", SERIES[1]),
 )
@@ -28,7 +28,7 @@ def gpt_block(model: Any) -> None:
     fig, axes = figure(height=2.5)
     with house_style():
         axes.plot([1.5, 10.4], [1.0, 1.0], color=TEXT_COLOR, linewidth=2.5, marker="", zorder=1)
-        _box(axes, 0.05, 0.55, 1.45, "embeddings\ntoken + position", SERIES[4])
+        _box(axes, 0.05, 0.55, 1.45, "embeddings:\ntoken and\nposition", SERIES[4])
         _box(axes, 10.4, 0.55, 1.5, "norm\noutput head\n256 scores", SERIES[2])
         for left, width, name, style in BLOCK:
             _box(axes, left, 2.0, width, name, style)

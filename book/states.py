@@ -114,22 +114,23 @@ def calculate(stored: str = "") -> dict[str, Any]:
     starts = {"Model": "6.7 B", "World size": 8, "Stage": 0, "Checkpointing": "off", "Device": 80}
     units = {"Device": "GB"}
     sliders = [_slider(k, v, starts[k], units.get(k, "")) for k, v in CALCULATED.items()]
-    note = f"AdamW, mixed precision, micro-batches of {WINDOWS} x 2,048 tokens."
+    note = f"AdamW, mixed precision, micro-batches of {WINDOWS} x 2,048 tokens. "
+    note += f"The dashed line leaves {calculator.FREE:.0%} of the device free."
     return {"sliders": sliders, "states": below(()), "note": note}
 
 
 def _calculated(model: str, world: int, stage: int, checkpointing: str, device: int) -> str:
     shape = calculator.MODELS[model]
     job = calculator.Job(shape, world, stage, windows=WINDOWS, checkpointing=checkpointing == "on")
-    needs, capacity = job.needs(), device * 1e9
-    most = 1.08 * max(sum(needs.values()), capacity)
+    needs, capacity = job.needs(), calculator.usable(device * 1e9)
+    most = 1.08 * max(sum(needs.values()), device * 1e9)
     looks = {kind: style_of(kind, list(needs)) for kind in needs}
     parts = _stack(needs, looks, most, 8, 34)
     x = WIDTH * capacity / most
     parts.append(
         f'<path d="M{x:.1f} 2V48" stroke="currentColor" stroke-dasharray="4 3" fill="none"/>'
     )
-    return _drawn((parts, 50), calculator.advice(job, capacity), _legend(needs, looks))
+    return _drawn((parts, 50), calculator.advice(job, device * 1e9), _legend(needs, looks))
 
 
 # ---- the life of a unit ----

@@ -6,6 +6,7 @@ span_records    the records inside a span
 memory_use      bytes held by a model and its optimizer, by kind
 timeline        the same through a training step
 host_traffic    bytes copied between host and device
+tcp_traffic     bytes sent over TCP, as the Linux kernel counts them
 replicas        replicas that differ, found by checksums
 speed           FLOPs against the peak, and seconds of collectives
 """
@@ -24,6 +25,7 @@ from ddpz_lite.meter.speed import (
     ping_pong,
     utilization,
 )
+from ddpz_lite.meter.tcp_traffic import tcp_bytes_sent
 from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
 from ddpz_lite.strategies.costs import zero_memory
 from ddpz_lite.wire.trace import Trace, read_trace
@@ -48,6 +50,7 @@ __all__ = [
     "ping_pong",
     "read_trace",
     "records_in",
+    "tcp_bytes_sent",
     "utilization",
     "zero_memory",
 ]

@@ -1,4 +1,4 @@
-"""Two ways to add a tensor up over all ranks that know where the far links are, beside the ring.
+"""Two all-reduces that spare the inter-node links, as alternatives to the ring.
 
 n bytes, N ranks on M nodes of L, what one rank sends to other nodes, and how often it waits for
 another node (M and L powers of two, for the second):
@@ -81,19 +81,19 @@ def halving_doubling_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None 
         swap(None, received, rank + power)
         tensor += received
 
-    # [Note: near first] The largest halves go to the nearest rank, one eighth or less to the
-    # farthest: where nodes hold blocks of ranks, the far links carry what a hierarchy sends.
-    held, cuts = tensor, []  # the stretch that is still this rank's to add up
+    # [Note: nearest first] The largest halves go to the nearest rank, one eighth or less to the
+    # farthest: where nodes hold blocks of ranks, the inter-node links carry what a hierarchy sends.
+    held, cuts = tensor, []  # the interval that this rank still adds up
     for bit in range(power.bit_length() - 1):
         partner, halves = rank ^ (1 << bit), held.tensor_split(2)
-        mine, other = halves if not rank & (1 << bit) else halves[::-1]
-        into = received[: mine.numel()]
+        local, other = halves if not rank & (1 << bit) else halves[::-1]
+        into = received[: local.numel()]
         swap(other, into, partner)
-        mine += into
-        cuts.append((partner, mine, other))
-        held = mine
-    for partner, mine, other in reversed(cuts):
-        swap(mine, other, partner)
+        local += into
+        cuts.append((partner, local, other))
+        held = local
+    for partner, local, other in reversed(cuts):
+        swap(local, other, partner)
     if helped:
         swap(tensor, None, rank + power)
     return tensor

@@ -6,7 +6,7 @@ things follow, and here is what the rest of the library has to know of them:
 
     Cut          a layer that is cut over `tensor` has a range of its rows or columns
     counted      norms count each element once, though several ranks may hold it: norms and biases
-                 beside layers that are cut, an embedding that two stages share
+                 next to layers that are cut, an embedding that two stages share
     apart        the same shared embedding lies in a flat buffer of its own, so that its shards are
                  the same on both stages and can be added
     experts      the parameters of an expert are shared by the ranks that have it, all others by all

@@ -138,7 +138,7 @@ class Backward:
         return bool(self._runs)
 
     def enter(self) -> bool:
-        """Autograd has come here. Returns whether a backward begins with it."""
+        """Autograd has reached this point. Returns whether a backward begins with it."""
         run, is_first = torch._C._current_graph_task_id(), not self._runs
         if run not in self._runs:
             self._runs.add(run)

@@ -62,7 +62,7 @@ class Unit:
 
     @property
     def is_done(self) -> bool:
-        """Whether backward has come to all uses of the unit."""
+        """Whether backward has reached all uses of the unit."""
         reached = self.backward is BackwardState.PRE_BACKWARD
         return reached and not self.uses and not self.read_outside
 

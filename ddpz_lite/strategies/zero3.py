@@ -86,7 +86,7 @@ class ZeRO3(Replica):
             default: its `reset_parameters()`.
         device: where to build a module that is on the meta device.
 
-    Any part may be called by itself, by all ranks together; parameters may be frozen and unfrozen,
+    Any part may be called alone, by all ranks together; parameters may be frozen and unfrozen,
     before a forward; hooks after accumulation get a shard with its final gradient. torch's
     MemTracker hooks parameters before it, so it cannot follow shards; `MemoryTimeline` does.
 
@@ -228,7 +228,7 @@ class ZeRO3(Replica):
         return reshards
 
     def _begin_forward(self, module: nn.Module) -> None:
-        """The outermost forward begins: the model's, or that of a part called by itself."""
+        """The outermost forward begins: the model's, or that of a part called alone."""
         if self.own_backward:  # the last one raised
             self._forget()
         check_shard_hooks(self.shards, self.module)

@@ -169,7 +169,7 @@ def update(
     tokens.
 
     [Note: unequal batches] The loss is the sum over this rank's tokens, divided by the tokens of
-    all ranks and micro-batches, which each rank can count by itself. The strategies then take the
+    all ranks and micro-batches, which each rank can count alone. The strategies then take the
     mean over ranks; hence the factor `world`.
     """
     micro_batches = list(islice(stream, recipe.accumulate))

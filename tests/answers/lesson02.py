@@ -413,6 +413,7 @@ PROMISES = {
         "Rank r needs only the r-th part of the sum": ("each rank's shard of the sum", ""),
         "half of them are enough": (*HALF, ""),
         "return this rank's shard, padding included": (*UNEVEN, "uneven"),
+        "A bfloat16 tensor travels as bfloat16": (*HALF, "bf16"),
         "added up in float32, so that the sum is rounded once": (
             "bfloat16 is added up in float32",
             "bf16",
@@ -955,7 +956,8 @@ def node_all_reduce(tensor, nodes):
 PROMISES["02.node_all_reduce"] = {
     "two on each": None,
     "sends at most half of the tensor to the other node": (*FAR, ""),
-    "at most as many bytes as the tensor has to the rank on its own node": (*NEAR, ""),
+    "To the rank on its own node it sends at most as many bytes as the tensor has": (*NEAR, ""),
+    "You may send an empty half or skip it": ("odd lengths", "odd"),
     "Use only messages": (*FAR, ""),
     "`nodes` says which ranks share a node": (*PLACED, "placed"),
     "All ranks end with the same bits": (*BITS, ""),

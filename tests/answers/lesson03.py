@@ -575,7 +575,7 @@ def average_gradients(model):
                 order="torch.randperm(length, generator=dice).tolist()\n"
                 "    if epoch: order = torch.randint(length, (length,), generator=dice).tolist()"
             ),
-            says="samples in epoch 1, rank 0 got one twice",
+            says="samples to train on in epoch 1, rank 0 got one twice",
             loses=(TRAIN,),
         ),
         Wrong(
@@ -939,6 +939,7 @@ PROMISES = {
         "all samples are shuffled and distributed to the ranks": (ORDER, "training"),
         "Another epoch or another seed gives another order": (ORDER, "training"),
         "the same epoch and seed give the same order again": (ORDER, "training"),
+        "If both differ, the order may be the same": None,
         "Every rank gets equally many": (TRAIN, "training"),
         "repeat as few samples as possible": (TRAIN, "training"),
         "leave none out": (TRAIN, "training"),
@@ -951,7 +952,7 @@ PROMISES = {
     },
     "03.batch_norm": {
         "the variance of **all** rows on all ranks": (ALL_ROWS, ""),
-        "Use one collective of a few numbers per channel": (FEW, ""),
+        "Use one collective, in which each rank sends at most four numbers per channel": (FEW, ""),
         "one may have none": ("unequal batches", "unequal"),
         "values may be far from zero": (FAR, "far"),
         "with the statistics of all ranks' rows": (ALL_ROWS, ""),
@@ -1548,6 +1549,8 @@ PROMISES["03.diagnose"] = {
     "no mistake: all samples of all ranks and micro-batches count the same": (*SIZES, ""),
     "nothing is sent: each rank has the mean over its own samples": (*SIZES, ""),
     "nothing is sent": (*SIZES, ""),
+    "divided by the number of all samples": (*BETWEEN, ""),
+    "every rank can compute what each mistake would give": None,
     "the same on every rank": (*SIZES, ""),
     "call `step` **at most three times**": ("at most three calls", ""),
     "All ranks call it together and equally often": (*SIZES, ""),

@@ -383,9 +383,9 @@ def average_when_ready(model):
     ],
     "05.overlap": [
         Wrong(
-            "continue until the call is complete. Until when can you put off waiting?",
+            "continue until the call is complete. How long can you delay the waiting?",
             overlap("dist.all_reduce(parameter.grad)\nparameter.grad /= world"),
-            says="continue until the call is complete. Until when can you put off waiting?",
+            says="continue until the call is complete. How long can you delay the waiting?",
             loses=HIDDEN,
         ),
         Wrong(
@@ -393,7 +393,7 @@ def average_when_ready(model):
             overlap(
                 "dist.all_reduce(parameter.grad, async_op=True).wait()\nparameter.grad /= world"
             ),
-            says="continue until the call is complete. Until when can you put off waiting?",
+            says="continue until the call is complete. How long can you delay the waiting?",
             loses=HIDDEN,
         ),
         Wrong(
@@ -655,7 +655,7 @@ PROMISES = {
         "The same on a slow network": (*MEAN, "slow"),
         "at least half of the communication must happen": (*HIDDEN, "slow"),
         "You choose the collective": None,
-        "in total no more bytes than an all-reduce of each gradient": (*HIDDEN, ""),
+        "no more bytes than one all-reduce of every gradient would": (*HIDDEN, ""),
         "all gradients must be final, as before": (*MEAN, "slow"),
         "average the gradients over all ranks while backward continues": (*MEAN, ""),
         "every parameter gets a gradient in every backward": None,
@@ -664,7 +664,7 @@ PROMISES = {
     "05.no_sync": {
         "backward sends nothing, and gradients accumulate on each rank": (*SILENT, ""),
         "averages everything that has accumulated": (*COLLECTED, ""),
-        "It sends no more bytes than an all-reduce of each gradient": (*SILENT, ""),
+        "It sends no more bytes than one all-reduce of every gradient would": (*SILENT, ""),
         "nothing is sent until the outermost one ends": (*NESTED, "odd"),
         "If the block raises an exception, it leaves the context": (*NESTED, "odd"),
         "A context of one model does not affect other models": (*NESTED, "odd"),
@@ -1337,7 +1337,7 @@ PROMISES["05.rebuild"] = {
     "send each gradient once, by all-reduce": (*TOLD, ""),
     "in one broadcast, one integer per parameter": (*TOLD, ""),
     "From the second backward on, send each bucket in one all-reduce": (*ARRIVAL, ""),
-    "A bucket takes the next parameters in the new order": (*ARRIVAL, ""),
+    "a bucket takes the next parameters in the new order": (*ARRIVAL, ""),
     "but ranks may differ": (*ORDER, "order"),
     "all its parameters get a gradient in every backward": None,
     "unless one parameter alone has more": (*ARRIVAL, ""),

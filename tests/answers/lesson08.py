@@ -290,7 +290,7 @@ WRONG["08.which_program"] = [
     Wrong(
         "rows of the last dimension",
         program(rows="-(-shape[-1] // world) * prod(shape[:-1])"),
-        says="None is not a program: return",
+        says="Compute what this program holds by your own rule for its cut",
         loses=STAGE,
     ),
     Wrong(
@@ -317,7 +317,7 @@ WRONG["08.which_program"] = [
             elements="float(__import__('torch').tensor("
             "float(elements(world if stage >= first else 1, cut))))"
         ),
-        says="is not a program: return",
+        says="None was returned. The shapes are",
         loses=SMALL,
     ),
 ]
@@ -340,13 +340,13 @@ PROMISES = {
         "Each rank has `memory` bytes": (*EXACT, "exact"),
         "Every rank needs `activations` bytes at every stage": (*SMALLEST, ""),
         "the smallest world from 1 to 1024 in which it does, or None": (*EXACT, "exact"),
-        "checked without your first one": None,
+        "does not run your first function": None,
         "None if there is none": (*NEVER, "never"),
         "bytes that each rank needs besides the state": (*SMALLEST, ""),
     },
     "08.which_program": {
         "how many bytes of each kind its fullest rank held": (*STAGE, ""),
-        "or 2 bytes each, independently of each other": (*DTYPE, ""),
+        "or 2 bytes each, whatever the gradients take": (*DTYPE, ""),
         "all tensors laid end to end, the last part padded": (*CUT, ""),
         "different programs may show the same numbers there": (*TWINS, "twins"),
         "All three together fit exactly one program": (*TWINS, "twins"),

@@ -253,7 +253,7 @@ def train(parameters, backward, steps, optimizer_class, **options):
         Wrong(
             "all_to_all for gather",
             instead(gather="all_to_all"),
-            says="nobody gets a whole row by it",
+            says="no rank gets a full row by it",
             loses=MOVES,
         ),
         Wrong("a barrier", instead(broadcast="barrier"), "it only waits", MOVES),
@@ -323,7 +323,7 @@ def train(parameters, backward, steps, optimizer_class, **options):
         Wrong(
             "activations divided by N",
             estimated(activations=ESTIMATED["activations"] + " / world"),
-            says="nobody shares them out",
+            says="no rank shares them",
             loses=MEMORY,
         ),
         Wrong("nothing divided", estimated(held="held = 16 * psi"), "This divides nothing", MEMORY),

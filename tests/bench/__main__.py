@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what `argv` names (this process's arguments by default), and print it."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    of_targets = commands.add_parser("targets", help="what users wait for, beside its target")
+    of_targets = commands.add_parser("targets", help="what users wait for, next to its target")
     of_targets.add_argument("groups", nargs="*", help=f"of {', '.join(targets.GROUPS)} (all)")
     of_targets.set_defaults(run=lambda options: print_targets(options.groups))
     of_growth = commands.add_parser("growth", help="how time and memory grow")

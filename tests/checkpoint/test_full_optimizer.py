@@ -1,4 +1,4 @@
-"""The full state dict of an optimizer, beside torch's own and FSDP2's; and averages of weights."""
+"""The full state dict of an optimizer against torch's own and FSDP2's; averages of weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _plain(param_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group | {"params": sorted(group["params"])} for group in param_groups]
 
 
-def beside_torch() -> dict[Any, float]:
+def compared_with_torch() -> dict[Any, float]:
     """Differences from FSDP2, by stage; and after loading into the next stage."""
     torch.set_num_threads(1)
     options, found = StateDictOptions(full_state_dict=True), {}
@@ -98,7 +98,7 @@ def sharded(stage: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.rest), 3])
 def test_it_is_that_of_fsdp2(world):
-    for found in dz.launch(beside_torch, world, record=False):
+    for found in dz.launch(compared_with_torch, world, record=False):
         assert len(found) == 12
         for (what, stage), gap in found.items():
             assert gap <= (1e-6 if what == "FSDP2" else 0), (what, stage)

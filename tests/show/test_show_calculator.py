@@ -18,6 +18,7 @@ from ddpz_lite.course.show.calculator import (
     cheapest,
     draw,
     traffic,
+    usable,
 )
 from ddpz_lite.strategies.costs import zero_memory
 
@@ -100,7 +101,7 @@ def test_what_it_advises_fits_and_each_part_of_it_is_needed(name, capacity, wind
         (
             Job(MODELS["6.7 B"], 8, 0, windows=4),
             80e9,
-            "Change: ZeRO-1. Then 76.15 GB, and a step sends as much as DDP does",
+            "Change: ZeRO-2. Then 66.1 GB, and a step sends as much as DDP does",
         ),
         (Job(MODELS["1.3 B"], 1, 0, windows=32), 80e9, "micro-batches of 8 instead of 32"),
         (Job(MODELS["13 B"], 1, 0), 80e9, "ranks instead of 1 (accumulate less, or"),
@@ -132,6 +133,14 @@ def test_the_figure_says_the_advice_and_its_table_adds_up():
     assert alt == advice(job, 80e9)
     numbers = {row[0]: row[1] for row in table[1:]}
     assert numbers["all"] == pytest.approx(sum(job.needs().values()))
+
+
+def test_a_tenth_of_the_device_stays_free():
+    job = Job(MODELS["6.7 B"], 8, 1, windows=4)
+    assert usable(80e9) == pytest.approx(72e9)
+    assert usable(80e9) < job.total() < 80e9
+    assert advice(job, 80e9).startswith("It does not fit: 76.15 GB, and the limit is 72 GB")
+    assert advice(job, job.total() / 0.9).startswith("It fits")
 
 
 @pytest.mark.parametrize(

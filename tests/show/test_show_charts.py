@@ -63,6 +63,14 @@ def test_fewer_than_two_powers_of_ten_along_x_have_plain_labels():
     assert {"5", "10", "20", "50", "100"} <= set(labels)
 
 
+def test_powers_of_two_along_x_are_their_own_labels():
+    worlds = [2**k for k in range(11)]
+    fig, _, _ = charts.line_figure({"a": (worlds, worlds)}, x="ranks", y="y", alt="up", log="xy")
+    fig.canvas.draw()
+    labels = [label.get_text() for label in fig.axes[0].get_xticklabels()]
+    assert {"1", "4", "64", "1,024"} <= set(labels)
+
+
 def test_each_of_many_lines_is_drawn():
     many = {str(i): ([1, 2], [i, i + 1]) for i in range(10)}  # there are eight looks
     fig, _, table = charts.line_figure(many, x="x", y="y", alt="rises", dots={"9": ([1], [9])})

@@ -7,8 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+<<<<<<< HEAD
 from ddpz_lite.course.show import lesson06
+from ddpz_lite.course.show.lesson05 import (
+    bucket_layout,
+    bucket_sizes,
+    exposed,
+    versions,
+)
+=======
+from ddpz_lite.course.show import lesson03, lesson06
 from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
+>>>>>>> eb2
 from ddpz_lite.course.show.lesson07 import (
     chord,
     delay,
@@ -50,6 +60,11 @@ def shown(monkeypatch):
         calls.figures.append(fig)
 
     for module in (
+<<<<<<< HEAD
+        "lesson05",
+=======
+        "lesson03",
+>>>>>>> eb2
         "lesson06",
         "lesson07",
         "lesson09",
@@ -69,6 +84,31 @@ def steps_of(seconds):
     return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
+<<<<<<< HEAD
+def legend_of(fig):
+    return [text.get_text() for text in fig.legends[0].get_texts()]
+=======
+def test_four_ranks_share_one_batch(shown):
+    lesson03.one_batch()
+    ((alt, table),) = shown
+    assert "four parts of 8" in alt
+    assert [row[1] for row in table[1:]] == ["1 to 8", "9 to 16", "17 to 24", "25 to 32"]
+
+
+def test_the_gradient_of_a_sum_comes_from_both_losses(shown):
+    lesson03.sum_and_its_gradient()
+    ((_, table),) = shown
+    back = [row[1:] for row in table if row[0] == "backward"]
+    assert back == [["loss of rank 0", "sum"], ["loss of rank 1", "sum"], ["sum", "x of rank 0"]]
+    forward, backward = shown.figures[0].axes
+    assert len(forward.patches) == len(backward.patches) == 5
+    arrows = [
+        sum(hasattr(text, "arrow_patch") for text in axes.texts) for axes in (forward, backward)
+    ]
+    assert arrows == [4, 3]
+>>>>>>> eb2
+
+
 def test_steps_that_are_compared_share_one_time_axis(shown):
     on_one_axis({"slow": steps_of(4.0), "fast": steps_of(2.0)}, title="Two steps")
     ((alt, table),) = shown
@@ -81,6 +121,23 @@ def test_steps_that_are_compared_share_one_time_axis(shown):
     ]
     upper, lower = shown.figures[0].axes
     assert upper.get_xlim() == lower.get_xlim() and upper.get_xlim()[1] >= 4.0
+    assert legend_of(shown.figures[0]) == ["forward", "all_gather"]  # no rank was ever idle
+
+
+def test_the_legend_explains_idle_time_where_a_rank_has_some(shown):
+    waits = steps_of(4.0)
+    waits.ledger[0].started = 7.0
+    on_one_axis({"waits": waits}, title="A pause")
+    assert legend_of(shown.figures[0]) == ["forward", "all_gather", "idle"]
+
+
+def test_buckets_take_the_parameters_in_reverse_and_hold_a_view_of_each(shown):
+    bucket_layout({"first": 40, "middle": 20, "last": 50}, [[0, 1], [2]])
+    ((alt, table),) = shown
+    assert "read in reverse" in alt
+    assert table[1:] == [[0, "last, middle", 70], [1, "first", 40]]
+    drawn = [text.get_text() for text in shown.figures[0].axes[0].texts]
+    assert [text for text in drawn if ".grad" in text] == ["last.grad", "middle.grad", "first.grad"]
 
 
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
@@ -106,10 +163,10 @@ def test_changes_begin_at_forward_and_tell_the_peak(shown):
         (3.0, {**NONE, "parameters": 100}),
     ]
     marks = [(0.5, "forward"), (1.5, "backward"), (3.0, "end")]
-    memory_changes(samples, marks, alt="units come and go", names={"transient": "unsharded units"})
+    memory_changes(samples, marks, alt="units come and go")
     ((alt, table),) = shown
     assert alt == "units come and go"
-    assert table[1:] == [["parameters", 100], ["unsharded units", 400]]
+    assert table[1:] == [["parameter shards", 100], ["unsharded units", 400]]
     with pytest.raises(ValueError, match='no mark "forward"'):
         memory_changes(samples, [(3.0, "end")], alt="units come and go")
 
@@ -163,10 +220,10 @@ def test_bucket_sizes_draw_one_step_and_compare_all():
     transfers = {0.1: [(0.01, 0.02), (0.02, 0.05)], 1.0: [(0.04, 0.10)], 4.0: [(0.0, 0.01)]}
     fig, alt, table = bucket_sizes(transfers, 0.1, forward=0.01, computing=0.04)
     fig.canvas.draw()
-    assert "2 all-reduces end the step after 50 ms; computing alone takes 40 ms" in alt
+    assert "2 all-reduces end the step after 50 ms; compute alone takes 40 ms" in alt
     assert "The best of the limits is 4 MB, 40 ms" in alt  # never shorter than computing
     assert [row[:2] for row in table[1:]] == [[0.1, 2], [1.0, 1], [4.0, 1]]
-    assert fig.axes[0].get_title(loc="left") == "2 calls, 1.25 x computing"
+    assert fig.axes[0].get_title(loc="left") == "2 calls, 1.25 x compute"
     with pytest.raises(ValueError, match="no limit of 2 MB"):
         bucket_sizes(transfers, 2, 0.01, 0.04)
 

@@ -1,4 +1,4 @@
-"""Communication hooks: what they send, what arrives, what they keep; beside torch's own."""
+"""Communication hooks: what they send, what arrives, what they keep; compared with torch's own."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_hook_sends_its_bytes_and_brings_the_mean(world):
         assert ones.sum() >= NUMEL - BLOCK  # one block suffers from the outlier
 
 
-# ---- beside torch's own ----
+# ---- compared with torch's own ----
 
 
 def model_of() -> nn.Module:
@@ -148,7 +148,7 @@ def trained(model: nn.Module, steps: int = 6) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def beside_torch() -> dict[str, object]:
+def compared_with_torch() -> dict[str, object]:
     out = {}
     theirs = DistributedDataParallel(model_of())
     theirs.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -193,7 +193,7 @@ def accumulated(hook: object) -> torch.Tensor:
 
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.extra), 3])
 def test_parity_with_torchs_hooks(world):
-    for out in dz.launch(beside_torch, world):
+    for out in dz.launch(compared_with_torch, world):
         torch.testing.assert_close(*out["fp16"], atol=2e-3, rtol=0)
         torch.testing.assert_close(*out["low rank"], atol=1e-5, rtol=0)
         assert not torch.allclose(out["low rank"][0], out["plain"], atol=1e-3)

@@ -76,7 +76,7 @@ def many_things() -> dict[str, object]:
         ours(x).square().mean().backward()
         every_3.step()
         every_3.zero_grad()
-    out["beside torch"] = flat(ours)  # both with one step alone at the end
+    out["next to torch"] = flat(ours)  # both with one step alone at the end
 
     with dz.span("outer"):
         out["outer"] = outer(3, **OPTIONS)
@@ -131,7 +131,7 @@ def test_when_ranks_meet_and_what_they_come_to(world):
         for name in ("every 1", "every 3", "every 100", "outer"):
             assert torch.equal(out[name], run[0][name]), name
         torch.testing.assert_close(out["every 1"], out["DDP, SGD"], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(out["beside torch"], out["torch"], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(out["next to torch"], out["torch"], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(out["outer"], outer_by_hand(world), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(out["outer, plain"], out["plain"], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(

@@ -137,7 +137,7 @@ def wide(layers: int) -> nn.Module:
 def test_zero3_peak_is_shards_and_two_units(fake_world, layers):
     """Shards of parameters and gradients, two units with gradients, and one reduction in flight.
 
-    One sample, so that activations are nothing beside a unit of 64 x 64.
+    One sample, so that activations are nothing next to a unit of 64 x 64.
     """
     unit, x = 64 * 64 * 4, torch.randn(1, 64)
     peak = LivePeak()
@@ -200,7 +200,7 @@ def peak_of_a_step(kind: str, prefetch: bool = True) -> dict[str, int]:
 
 
 @pytest.mark.rest
-def test_the_peak_beside_fsdp2():
+def test_the_peak_next_to_fsdp2():
     """It is FSDP2's, but for the unit that is prefetched and half of the buffer that receives.
 
     Our reduction is an all-to-all: it sends half of what gloo's reduce-scatter sends, and receives

@@ -1,4 +1,4 @@
-"""Ownership by whole parameters: Muon and Adafactor at ZeRO-1 and ZeRO-2, beside one process."""
+"""Ownership by whole parameters: Muon and Adafactor at ZeRO-1 and ZeRO-2 against one process."""
 
 from __future__ import annotations
 

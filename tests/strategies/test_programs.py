@@ -1,4 +1,4 @@
-"""Random programs: what a script may combine, drawn by seed, beside one process without ddpz_lite.
+"""Random programs: what a script may combine, drawn by seed, against one process and plain torch.
 
 PROGRAMS=1000 python -m pytest tests/strategies/test_programs.py
 PROGRAMS=417:418 ...    the one that failed

@@ -1,4 +1,4 @@
-"""Random programs on meshes of data, pipe and tensor, drawn by seed, beside one process.
+"""Random programs on meshes of data, pipe and tensor, drawn by seed, compared with one process.
 
 PROGRAMS=1000 python -m pytest tests/strategies/test_programs_mesh.py
 PROGRAMS=417:418 ...    the one that failed

@@ -190,7 +190,7 @@ def not_cut(what: str) -> None:
     [
         ("forward hook", "the layer has hooks (_forward_hooks)"),
         ("gradient hook", "the layer has hooks (weight)"),
-        ("weight_norm", "parameters beside weight and bias (weight_norm, a parametrization)"),
+        ("weight_norm", "parameters besides weight and bias (weight_norm, a parametrization)"),
         ("own forward", "a forward of its own (Lora)"),
         ("blocks", "8 outputs do not divide into 3 blocks"),
         ("twice", "this GPT is cut already"),

@@ -94,7 +94,7 @@ REFORMER |= {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "is_decod
 REFORMER |= {f"{of}_dropout_prob": 0.0 for of in ("hidden", "local_attention_probs")}
 REFORMER |= {"lsh_attention_probs_dropout_prob": 0.0}
 
-# What a configuration needs beside TINY (None: without it), and those that need nothing of TINY.
+# What a configuration needs besides TINY (None: without it), and those that need nothing of TINY.
 MORE: dict[str, dict[str, Any]] = {
     "Funnel": {"block_sizes": [1, 2], "num_decoder_layers": 2, "n_head": 4, "d_head": 4}
     | {"num_hidden_layers": None, "d_inner": 24},

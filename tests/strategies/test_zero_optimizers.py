@@ -204,7 +204,7 @@ def test_param_groups_may_be_plain_parameters():
 
 
 def sparse_rows() -> dict[str, object]:
-    """Embeddings with sparse gradients under DDP, beside one process; at other stages refused."""
+    """Embeddings with sparse gradients under DDP against one process; at other stages refused."""
     rank, world, out = dist.get_rank(), dist.get_world_size(), {}
     rows = torch.tensor([[0, 1, 1], [1, 4, 0]])
     for kind in (torch.optim.SparseAdam, torch.optim.SGD):

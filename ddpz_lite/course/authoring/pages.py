@@ -330,7 +330,7 @@ def _abilities(course: Course) -> str:
 def _inside() -> str:
     """The lessons whose judges need what only an answer's own process can tell."""
     jobs = sorted(TASKS.glob("lesson*/job.py"))
-    numbers = [job.parent.name[6:] for job in jobs if "check.beside import" in job.read_text()]
+    numbers = [job.parent.name[6:] for job in jobs if "check.watch import" in job.read_text()]
     lessons = ", ".join(numbers[:-1]) + f" and {numbers[-1]}"
     return _wrapped(
         "What lies in memory, what was changed there, and how far backward has come, only the "

@@ -31,15 +31,6 @@ def measure(ways, world_size, lengths):
     return meter.best_seconds(run)  # {(way, bytes): seconds}, the best of three
 
 
-def exchange(out, into):
-    """Send `out` to the right neighbour while `into` fills with what the left one sends."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    to_the_right = dist.P2POp(dist.isend, out, (rank + 1) % world_size)
-    from_the_left = dist.P2POp(dist.irecv, into, (rank - 1) % world_size)
-    for message in dist.batch_isend_irecv([to_the_right, from_the_left]):
-        message.wait()
-
-
 def tree_all_reduce(x):
     """Replace x (n,) by the sum over ranks, in 2 ceil(log2 N) rounds of whole tensors."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -58,6 +49,15 @@ def tree_all_reduce(x):
             dist.recv(x, src=rank - distance)
         elif rank % (2 * distance) == 0 and rank + distance < world_size:
             dist.send(x, dst=rank + distance)
+
+
+def exchange(out, into):
+    """Send `out` to the right neighbour while `into` fills with what the left one sends."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    to_the_right = dist.P2POp(dist.isend, out, (rank + 1) % world_size)
+    from_the_left = dist.P2POp(dist.irecv, into, (rank - 1) % world_size)
+    for message in dist.batch_isend_irecv([to_the_right, from_the_left]):
+        message.wait()
 
 
 def add_step(chunks, step):

@@ -95,21 +95,15 @@ class InOrder(Bucketed):
         self.next = 0
 
 
-class MyDDP(InOrder):
-    """Average the gradients of all ranks while backward runs; final when it returns."""
+class SelfFinishing(InOrder):
+    """Calls `finish` itself, so all gradients are final when `backward()` returns."""
 
-    def __init__(self, module, **options):
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-        super().__init__(module, **options)
-        self.sync, self.running = True, False
+    running = False  # True from the first gradient of a backward to its end
 
     def ready(self, b, i, p):
-        if not self.sync:
-            return
-        if not self.running:  # the first gradient of this backward
+        if not self.running:
             self.running = True
-            Variable._execution_engine.queue_callback(self.end)
+            Variable._execution_engine.queue_callback(self.end)  # autograd's engine
         super().ready(b, i, p)
 
     def end(self):
@@ -123,9 +117,30 @@ class MyDDP(InOrder):
     def fill(self, bucket):
         for i, p in enumerate(bucket.params):
             if i not in bucket.arrived:
-                if p.grad is None:
+                if p.grad is None:  # otherwise it holds the sum of earlier backwards
                     p.grad = torch.zeros_like(p)
                 bucket.collect(i)
+
+
+class MyDDP(SelfFinishing):
+    """Average the gradients of all ranks while backward runs; final when it returns."""
+
+    sync = True  # False inside no_sync
+
+    def __init__(self, module, **options):
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        super().__init__(module, **options)
+
+    def forward(self, *inputs):
+        if self.training and self.sync:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        return super().forward(*inputs)
+
+    def ready(self, b, i, p):
+        if self.sync:
+            super().ready(b, i, p)
 
     @contextmanager
     def no_sync(self):
@@ -134,8 +149,3 @@ class MyDDP(InOrder):
             yield
         finally:
             self.sync = True
-
-    def forward(self, *inputs):
-        for buffer in self.module.buffers() if self.training and self.sync else ():
-            dist.broadcast(buffer, src=0)
-        return self.module(*inputs)

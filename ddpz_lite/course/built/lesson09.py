@@ -61,6 +61,7 @@ def my_slice(full):
 
 def all_gather(full):
     """Shard to Replicate: every slice from its owner, in place. full (n * world,)."""
+    # a copy, because the input and the output of a message should not share memory
     dist.all_gather(list(full.chunk(dist.get_world_size())), my_slice(full).clone())
 
 

@@ -46,14 +46,14 @@ def is_free(unit):
 def gather(unit):
     """Unshard a unit, unless it is unsharded."""
     if is_free(unit):
-        unit.full.untyped_storage().resize_(unit.full.nbytes)
+        unit.full.untyped_storage().resize_(unit.full.nbytes)  # nbytes follows from the shape
         parts = list(unit.full.chunk(dist.get_world_size()))  # views, (padded // world,) each
         dist.all_gather(parts, unit.shard.detach())
 
 
 def rows_of(unit):
     """The unit's gradients, laid flat: (padded,), row r of N for rank r. Then `.grad` is None."""
-    rows = torch.zeros_like(unit.full)  # asks `full` for its shape alone
+    rows = torch.zeros_like(unit.full)  # full may be freed: its shape is enough
     gradients = [p.grad.flatten() for p in unit.params]
     torch.cat(gradients, out=rows[: sum(g.numel() for g in gradients)])
     for p in unit.params:
@@ -87,6 +87,7 @@ class Sharded(torch.nn.Module):
         for i, block in enumerate(module.blocks):
             unit = self.shard(f"block {i}", list(block.parameters()))
             self.units.append(unit)
+            # unit=unit: each lambda keeps its own unit
             block.register_forward_pre_hook(
                 lambda block, inputs, unit=unit: self.before_forward(unit)
             )
@@ -131,24 +132,6 @@ class Sharded(torch.nn.Module):
             yield unit.name, unit.shard
 
 
-def adamw(params):
-    return torch.optim.AdamW(params, lr=1e-3)
-
-
-def sgd(params):
-    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-
-
-def train_on(model, steps, batch, optimizer=adamw):
-    optimizer = optimizer(model.parameters())
-    for step in range(steps):
-        x, y = batch(step)
-        next_token_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return optimizer
-
-
 def flat_from(state):
     """Parameters by name, laid flat in the order of our units; a tied one once: (P,)."""
     rest = [p for name, p in state.items() if not name.startswith("blocks.")]
@@ -165,6 +148,24 @@ def whole(model):
         found.append(torch.cat([p.detach().flatten() for p in unit.params]).cpu())  # a copy
         free(unit)
     return torch.cat(found)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def train_on(model, steps, batch, optimizer=adamw):
+    optimizer = optimizer(model.parameters())
+    for step in range(steps):
+        x, y = batch(step)
+        next_token_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
 
 
 def fsdp2(module, keep=False):

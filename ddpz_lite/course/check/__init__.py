@@ -5,7 +5,7 @@ the process that judges never runs an answer.
 
 task       what a task is: cases, criteria, points, hints
 job        finds and runs what stands next to an answer, in its process, and returns data
-beside     what those jobs watch: bytes held, inputs changed, layouts
+watch      what those jobs observe: bytes held, inputs changed, layouts
 vocabulary what judges of several lessons say and compute
 data       tensors and numbers over the boundary, and nothing else
 compare    two tensors, and one sentence on how they differ

@@ -33,7 +33,7 @@ def pack(value: Any) -> bytes:
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_tree(value, "the result", tensors, 0)).encode()
     if len(tree) > TREE:
-        raise NotData(f"the result holds {len(tree)} bytes beside its tensors; {TREE} are allowed")
+        raise NotData(f"the result holds {len(tree)} bytes besides its tensors; {TREE} are allowed")
     return struct.pack("<Q", len(tree)) + tree + save(tensors)
 
 
@@ -44,7 +44,7 @@ def unpack(raw: bytes, limit: int = LIMIT) -> Any:
     (length,) = struct.unpack_from("<Q", raw)
     described = raw[8 + length : 16 + length]  # begins with a length, too
     if length > TREE or int.from_bytes(described, "little") > TREE:
-        raise NotData(f"more than {TREE} bytes came beside the tensors")
+        raise NotData(f"more than {TREE} bytes came besides the tensors")
     try:
         tree = json.loads(raw[8 : 8 + length])
         return _value(tree, load(raw[8 + length :]))

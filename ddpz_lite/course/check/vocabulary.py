@@ -90,18 +90,18 @@ def same_on_all_ranks(seen: Observed, values: Callable[[Any], Sequence[Any]]) ->
     return None
 
 
-def _same_bits(mine: Any, first: Any) -> bool:
+def _same_bits(local: Any, first: Any) -> bool:
     """Of plain tensors; a nan is like another nan."""
     if type(first) is not torch.Tensor or not first.is_floating_point():
-        return close(mine, first, bitwise=True)
-    if type(mine) is not torch.Tensor or mine.dtype != first.dtype or mine.shape != first.shape:
+        return close(local, first, bitwise=True)
+    if type(local) is not torch.Tensor or local.dtype != first.dtype or local.shape != first.shape:
         return False
-    nans = torch.equal(mine.isnan(), first.isnan())
-    return nans and torch.equal(mine.nan_to_num(0.0), first.nan_to_num(0.0))
+    nans = torch.equal(local.isnan(), first.isnan())
+    return nans and torch.equal(local.nan_to_num(0.0), first.nan_to_num(0.0))
 
 
 def unchanged(seen: Observed) -> str | None:
-    """What the job's `beside.Kept` found: every rank returns the names under "changed"."""
+    """What the job's `watch.Kept` found: every rank returns the names under "changed"."""
     for rank, got in enumerate(seen.data):
         if got["changed"]:
             return f"Rank {rank} changed {got['changed'][0]}, which was handed in to be read."
@@ -162,7 +162,7 @@ def same_calls(seen: Observed, wanted: Iterable[str], during: str | None = None)
 
 def calls_until(seen: Observed, rank: int, layer: int) -> list[list[Record]]:
     """For each backward: the calls that the rank had made when it came to this layer; see
-    `beside.tell_when_reached`.
+    `watch.tell_when_reached`.
     """
     begun, reached = (
         [s.started for s in seen.spans if (s.rank, s.name) == (rank, name)]
@@ -212,7 +212,7 @@ def waited_for(seen: Observed) -> str | None:
 def holds_at_most(
     seen: Observed, held: Callable[[Any], Iterable[int]], most: int, why: str
 ) -> str | None:
-    """held: what a rank returned -> bytes that `beside.Holding` counted, at several times.
+    """held: what a rank returned -> bytes that `watch.Holding` counted, at several times.
 
     why: what the bytes are for, "its part of the states and a copy of its part".
     """

@@ -233,7 +233,7 @@ def _exercise_commands(commands) -> None:
         nargs="*",
         type=lesson_number,
         metavar="NN",
-        help="forget it all, or these lessons; what was kept goes to a file beside",
+        help="forget it all, or these lessons; what was kept goes to a file next to it",
     )
 
 

@@ -116,7 +116,7 @@ def _ask(session: Session, proved: dict[str, list[Proof]], language: str) -> Non
 
 
 def _show(card: Card, written: str, cells: Sequence[Proof], language: str) -> None:
-    """The checked answer, what a good one says beside one's own, the cells, who says so."""
+    """The checked answer, what a good one says next to one's own, the cells, the source."""
     print(_wrapped(card.answered(language), language))
     if card.rubric:
         print("\n" + says("rubric", language))

@@ -1,6 +1,6 @@
 """Training runs as their papers report them: the mesh, and one measured number.
 
-What a paper does not say is a field of the plan all the same; `note` names it.
+What a paper does not say is a field of the plan anyway; `note` names it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Run:
             flops = (flops - output) * 4 / 3 + output
         return flops / (gpus * self.value)
 
-    def beside(self, predicted: float) -> str:
+    def compared_with(self, predicted: float) -> str:
         """A line: mesh, published seconds of a step, MFU, predicted seconds, and their error."""
         plan, seconds = self.plan, self.seconds
         sizes = {axis: getattr(plan, axis) for axis in ("tp", "cp", "ep", "pp", "dp")}

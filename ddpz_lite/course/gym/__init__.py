@@ -1,6 +1,6 @@
 """The interview gym: questions and statements, each with its answer and the cells that settle it.
 
-bank        the cards: what is asked, what a good answer says, and who says so; also in Chinese
+bank        the cards: what is asked, what a good answer says, and its source; also in Chinese
 proofs      where the lessons prove or show a card, as the cells' own metadata say
 deck        what a learner knows of each card, and when it is due: kept from day to day
 session     cards one after the other: write first, then see the answer, then say how it went

@@ -3,13 +3,13 @@
     job = Job(MODELS["6.7 B"], world=8, stage=1)
     job.needs()            bytes by kind on one rank, at the moment when most are held
     cheapest(job, 80e9)    the job with the least change that fits, or None
-    advice(job, 80e9)      the same in words
+    advice(job, 80e9)      the same in words, for a device of 80 GB of which a tenth stays free
     calculator()           all of it with sliders
 
 The state follows the table of `placement`, in the sizes of this library: 16-bit parameters with an
 fp32 master copy among the optimizer's state (stage 3: the shards are the master copy), and fp32
 wherever a gradient is sharded. The activations are those of a GPT with fused attention; see the
-constants. Leave 10% free: a device also holds its runtime, and what its allocator cannot use.
+constants. A tenth of a device stays free, see `usable`.
 
 Source: Rajbhandari et al. 2020, sections 3 and 5; lesson 08 compares with measured runs.
 """
@@ -39,6 +39,7 @@ PER_BLOCK = 16  # numbers that a block keeps per token and unit of width (lesson
 PER_SCORE = 3  # fp32 numbers per token and vocabulary entry: score, log-softmax, gradient
 UNITS = 4  # units of stage 3 at the peak: two gathered, one's gradients sent, one's received
 LARGEST_WORLD = 1024
+FREE = 0.1  # part of a device that stays free, for its runtime and what its allocator cannot use
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ class Job:
         return 4 * self.model.params if self.stage == 0 and self.precision == "mixed" else 0.0
 
 
+def usable(device: float) -> float:
+    """The bytes of a device that a job may take."""
+    return (1 - FREE) * device
+
+
 # What a change costs, to order them; no measure of time. TRAFFIC is for as much as DDP sends.
 PRICES = {"windows": 1, "precision": 3, "checkpointing": 4, "stage": 1, "world": 10}
 TRAFFIC = 6
@@ -209,14 +215,15 @@ def changes(job: Job, other: Job) -> list[str]:
     return found
 
 
-def advice(job: Job, capacity: float) -> str:
-    """Does it fit in `capacity` bytes, what is in the way, and what is the cheapest change?"""
-    needs = job.needs()
+def advice(job: Job, device: float) -> str:
+    """Does it fit on a device of that many bytes, and if not, what is the cheapest change?"""
+    needs, capacity = job.needs(), usable(device)
     total = sum(needs.values())
+    limit = f"{in_bytes(capacity)}, which is {in_bytes(device)} less the tenth that stays free"
     if total <= capacity:
-        return f"It fits: {in_bytes(total)} of {in_bytes(capacity)}. {_spare(job, capacity)}"
+        return f"It fits: {in_bytes(total)} of {limit}. {_spare(job, capacity)}"
     kind = max(needs, key=needs.__getitem__)
-    text = f"It does not fit: {in_bytes(total)}, and a device has {in_bytes(capacity)}. "
+    text = f"It does not fit: {in_bytes(total)}, and the limit is {limit}. "
     text += f"The largest part is {kind}, {in_bytes(needs[kind])}. "
     other = cheapest(job, capacity)
     if other is not None:
@@ -243,21 +250,23 @@ def _spare(job: Job, capacity: float) -> str:
     return "Nothing needs to change."
 
 
-def draw(job: Job, capacity: float) -> tuple[Figure, str, Table]:
+def draw(job: Job, device: float) -> tuple[Figure, str, Table]:
     """One bar by kind, the limit, and the advice in words: figure, alt text, table."""
-    needs, words = job.needs(), advice(job, capacity)
-    unit, unit_name = bytes_unit(max(job.total(), capacity))
+    needs, words, capacity = job.needs(), advice(job, device), usable(device)
+    unit, unit_name = bytes_unit(max(job.total(), device))
     parts = [kind for kind, size in needs.items() if size]
     lines = textwrap.wrap(words, 92)
     fig, axes = figure(height=1.6 + 0.19 * len(lines))
     with house_style():
         stacked_bars(axes, ["one rank"], [needs], parts, (unit, unit_name))
-        axes.set_xlim(0, 1.17 * max(job.total(), capacity) / unit)
+        axes.set_xlim(0, 1.17 * max(job.total(), device) / unit)
         axes.axvline(capacity / unit, color=TEXT_COLOR, linestyle="--", linewidth=1.2)
-        axes.set_xlabel(f"{unit_name} (dashed: a device of {in_bytes(capacity)})")
+        axes.set_xlabel(
+            f"{unit_name} (dashed: the limit, {1 - FREE:.0%} of a device of {in_bytes(device)})"
+        )
         fig.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10, color=TEXT_COLOR)
     table = [["kind", "bytes"], *([kind, size] for kind, size in needs.items())]
-    return fig, words, [*table, ["all", job.total()], ["one device", capacity]]
+    return fig, words, [*table, ["all", job.total()], ["the limit", capacity]]
 
 
 def calculator(models: Mapping[str, Shape] | None = None) -> None:

@@ -44,7 +44,7 @@ def show_cards(
 
 
 def back(card: Card, proofs: Sequence[Proof], language: str) -> str:
-    """The checked answer of a card, who says so, and the cells that settle it, as HTML."""
+    """The checked answer of a card, its source, and the cells that settle it, as HTML."""
     parts = [f"<p>{prose(card.answered(language))}</p>"]
     if card.rubric:
         points = "".join(f"<li>{prose(point.of(language))}</li>" for point in card.rubric)

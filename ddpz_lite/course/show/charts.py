@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,10 @@ def line_figure(
         if "x" in log:
             axes.set_xscale("log")
             places = [value for a, _ in series.values() for value in a]
-            if max(places) < 100 * min(places):  # 5, 10, 20, 50, 100
+            if max(places) < 5000 and all(math.frexp(place)[0] == 0.5 for place in places):
+                axes.set_xscale("log", base=2)  # 1, 2, 4: numbers of ranks
+                axes.xaxis.set_major_formatter("{x:,.4g}")
+            elif max(places) < 100 * min(places):  # 5, 10, 20, 50, 100
                 axes.set_xscale("log", subs=[2, 5])
                 for set_format in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
                     set_format("{x:,.4g}")

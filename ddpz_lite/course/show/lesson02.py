@@ -22,7 +22,7 @@ WAYS = {  # name: (where each rank stands, (sender, receiver, step) of the first
     ),
     "ring": (
         CORNERS,
-        tuple((rank, (rank + 1) % 4, "1-3") for rank in range(4)),
+        tuple((rank, (rank + 1) % 4, "1, 2, 3") for rank in range(4)),
         "3 steps, chunks of n/4",
     ),
 }

@@ -1,4 +1,4 @@
-"""Steps of DDP: the versions of lesson 05 on one axis, and the time of a step by bucket size."""
+"""DDP drawn: how buckets are filled, versions on one axis, and the step time by bucket size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,65 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.one_axis import one_axis
-from ddpz_lite.course.show.page import Table
-from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, style_of
+from ddpz_lite.course.show.page import Table, show_figure
+from ddpz_lite.course.show.style import CARD, MUTED_COLOR, SERIES, TEXT_COLOR, style_of
 
 Transfers = Sequence[tuple[float, float]]  # (begin, end) of each all-reduce, in seconds
+GAP = 6  # bytes between two boxes of `bucket_layout`, so that they are seen as two
+
+
+def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> None:
+    """Draw parameters, the reversed row cut into buckets, and their flat tensors with views.
+
+    sizes: bytes of each parameter, in the order of the model. groups: the buckets, each a list of
+    positions in the reversed row.
+    """
+    names = list(sizes)
+    backwards = names[::-1]
+    fig, axes = figure(height=2.9)
+    rows, left = [], 0.0
+    with house_style():
+        for name in names:
+            _box(axes, 3, left, sizes[name], name, "#BEBEB0")
+            left += sizes[name] + GAP
+        left = 0.0
+        for number, group in enumerate(groups):
+            begin, inside = left, [backwards[i] for i in group]
+            color = SERIES[number % len(SERIES)].color
+            for name in inside:
+                middle = left + sizes[name] / 2
+                _box(axes, 2, left, sizes[name], name, color)
+                axes.annotate(
+                    f"{name}.grad",
+                    (middle, 1.02),
+                    (middle, 0.35),
+                    ha="center",
+                    fontsize=9,
+                    arrowprops={"arrowstyle": "->", "color": TEXT_COLOR},
+                )
+                left += sizes[name]
+            _box(axes, 1, begin, left - begin, f"bucket {number}", color)
+            rows.append([number, ", ".join(inside), int(left - begin)])
+            left += GAP
+        axes.set_yticks(
+            [3.25, 2.25, 1.25, 0.45], ["parameters", "reversed, cut", "flat tensors", "views"]
+        )
+        axes.set_xticks([])
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.set_xlim(-2, sum(sizes.values()) + GAP * len(sizes))
+        axes.set_ylim(0.2, 3.6)
+        axes.set_title("How gradients are laid into buckets (a drawing)")
+    alt = f"Parameters in the order {', '.join(names)}, read in reverse. " + " ".join(
+        f"Bucket {number}: {inside}, {held} bytes in one flat tensor."
+        for number, inside, held in rows
+    )
+    show_figure(fig, alt=alt, table=[["bucket", "views in it", "bytes"], *rows])
+
+
+def _box(axes: Any, row: float, left: float, width: float, text: str, color: str) -> None:
+    axes.broken_barh([(left, width)], (row, 0.5), facecolor=color, edgecolor=CARD, alpha=0.45)
+    axes.text(left + width / 2, row + 0.25, text, ha="center", va="center", fontsize=9)
 
 
 def bucket_sizes(
@@ -31,7 +86,7 @@ def bucket_sizes(
     with house_style():
         _step(top, transfers[limit], forward, computing)
         top.set_xlim(0, 1.02 * end)
-        top.set_title(f"{len(transfers[limit])} calls, {end / 1e3 / computing:.3g} x computing")
+        top.set_title(f"{len(transfers[limit])} calls, {end / 1e3 / computing:.3g} x compute")
         places = range(len(limits))
         bottom.plot(places, ends, color=SERIES[0].color, marker="o")
         here = {"color": style_of("all_reduce").color, "marker": "D", "markersize": 10}
@@ -39,11 +94,11 @@ def bucket_sizes(
         bottom.axhline(1e3 * computing, color=MUTED_COLOR, linewidth=1, linestyle="--")
         bottom.set_xticks(places, [f"{m:g}" for m in limits])
         bottom.set_ylim(0, 1.1 * max(ends))
-        bottom.set_xlabel("at most in a bucket, MB (diamond: above; dashed: computing alone)")
+        bottom.set_xlabel("at most in a bucket, MB (diamond: above; dashed: compute alone)")
         bottom.set_ylabel("ms per step")
     best = limits[ends.index(min(ends))]
     alt = f"With buckets of {limit:g} MB {len(transfers[limit])} all-reduces end the step after "
-    alt += f"{end:.0f} ms; computing alone takes {1e3 * computing:.0f} ms. "
+    alt += f"{end:.0f} ms; compute alone takes {1e3 * computing:.0f} ms. "
     alt += f"The best of the limits is {best:g} MB, {min(ends):.0f} ms."
     rows = [[m, len(transfers[m]), ms] for m, ms in zip(limits, ends, strict=True)]
     return fig, alt, [["MB", "calls", "ms per step"], *rows]

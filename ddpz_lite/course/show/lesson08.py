@@ -1,10 +1,12 @@
-"""The table of the ZeRO paper, as printed, and a limit for the memory of a rank."""
+"""The table of the ZeRO paper, the bytes that its formula leaves out, a limit for memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 # Rajbhandari et al. 2020, table 1: GB per device for 7.5 B, 128 B and 1 T, each at stages 1 to 3.
 TABLE_1 = """
@@ -37,6 +39,27 @@ def against_table_1(bytes_per_rank: Callable[[float, int, int], float]) -> float
             row.append(f"{value:8.5g}")
         print(f"N = {world_size:4}", *row)
     return worst
+
+
+def beyond_formula(model: Any, optimizer: Any, stage: int, num_params: int) -> dict[str, float]:
+    """Bytes of fp32 state that this rank holds above the formula of its stage, by reason.
+
+    model, optimizer: what `dz.parallelize` returned, after a step. num_params: of the full model.
+    """
+    even = num_params / (dist.get_world_size() if stage else 1)  # a share of Ψ/N
+    layouts = [flat.layout for flat in model.flats]  # flat buffers; stage 0 has none
+    full = sum(layout.padded for layout in layouts) or num_params
+    shard = sum(layout.shard_numel for layout in layouts) or num_params
+    parameters = shard - even if stage == 3 else full - num_params  # padding, in elements
+    gradients = shard - even if stage >= 2 else 0
+    owned = sum(tensor.numel() for tensor in optimizer.shards())  # without padding
+    tensors = sum(len(bucket.params) for bucket in model.flats or model.buckets)
+    return {
+        "padding": 4 * (parameters + gradients),
+        "uneven": 8 * (owned - even),  # AdamW's two means
+        "flags": 0 if stage == 1 else 4 * tensors,
+        "counters": 4 * len(optimizer.state),
+    }
 
 
 def limit_memory(more: int, device: torch.device) -> bool:

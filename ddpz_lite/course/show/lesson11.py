@@ -18,18 +18,25 @@ from ddpz_lite.meter.timeline import TIMELINE_KINDS
 
 Samples = Sequence[tuple[float, Mapping[str, int]]]  # (seconds, {kind: bytes}), a MemoryTimeline's
 
+NAMES = {  # of the kinds under ZeRO-3, for the legend
+    "parameters": "parameter shards",
+    "gradients": "gradient shards",
+    "optimizer": "optimizer shards",
+    "transient": "unsharded units",
+    "temporary": "full gradients, buffers",
+}
+
 
 def memory_changes(
     samples: Samples,
     marks: Sequence[tuple[float, str]],
     *,
     alt: str,
-    names: Mapping[str, str] | None = None,
 ) -> None:
     """Draw a timeline's samples side by side from the mark "forward" on, its marks as lines.
 
-    alt: what the picture shows, in words. names: what the legend calls a kind. Raises ValueError
-    for a timeline without a mark "forward".
+    alt: what the picture shows, in words. Raises ValueError for a timeline without a mark
+    "forward".
     """
     begins = [seconds for seconds, name in marks if name == "forward"]
     if not begins:
@@ -56,7 +63,7 @@ def memory_changes(
         axes.set_xlim(0, len(samples))
         axes.set_ylabel(unit_name)
         axes.set_xlabel("change of memory, in order")
-        labels = [(names or {}).get(kind, kind) for kind in drawn]
+        labels = [NAMES.get(kind, kind) for kind in drawn]
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     rows = [[name, most[kind]] for name, kind in zip(labels, drawn, strict=True)]
     head = ["at the peak", f"bytes, {in_bytes(sum(most.values()))} in all"]

@@ -251,9 +251,9 @@ def mesh_groups(groups: Sequence[Sequence[Sequence[int]]]) -> None:
                           says[kind], ha="center" if level else "left", fontsize=8.5,
                           va="bottom" if level else "center", color=TEXT_COLOR)  # fmt: skip
                 rows.append([f"{a}, {b}", name, says[kind].replace("\n", " ")])
-        for rank, (mine, _) in enumerate(groups):
+        for rank, (local, _) in enumerate(groups):
             x, y = _place(rank)
-            label = f"rank {rank}\nshard {list(mine).index(rank)} of {len(mine)}"
+            label = f"rank {rank}\nshard {list(local).index(rank)} of {len(local)}"
             box = {"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": TEXT_COLOR}
             axes.text(x, y, label, ha="center", va="center", fontsize=9.5, bbox=box)
         axes.set(xlim=(-0.5, 2.5), ylim=(-1.95, 0.5))

@@ -30,7 +30,7 @@ def explore_resharding(ranges_to_read: Callable[[int, int, int], Iterable[Any]])
 def resharding(numel: int, old: int, reads: Reads) -> tuple[Any, str, Table]:
     """Figure, alt text and table, for `show.explore`.
 
-    Above, the shards of `old` ranks; below, those of the new ones, each stretch in the colour and
+    Above, the shards of `old` ranks; below, those of the new ones, each interval in the colour and
     with the number of the old rank that it is read from. numel: elements; padding is left white.
     """
     new, shard = len(reads), -(-numel // old)

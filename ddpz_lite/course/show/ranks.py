@@ -68,7 +68,7 @@ def timeline(run: Any, *, title: str = "What each rank did, and when") -> None:
 def draw_bars(
     axes: Any, rows: Rows, free: Sequence[list[Interval]], until: float, unit: float
 ) -> dict[str, Any]:
-    """Draw all bars and the idle time; returns {label: handle} for the legend."""
+    """Draw all bars and the idle time; returns {label: handle} of what can be seen."""
     names = _by_time(rows)
     lanes = {"compute": (-0.38, 0.36), "traffic": (0.02, 0.36)}  # offset from the row, height
     if not _names(rows, "compute"):
@@ -77,7 +77,12 @@ def draw_bars(
     least = until / 400  # the narrowest bar that can be seen
     handles: dict[str, Any] = {}
     for rank, row in enumerate(rows):
-        shade = [(start / unit, (end - start) / unit) for start, end in _visible(free[rank], least)]
+        # A single gap that is too narrow to be seen would be drawn as a thin line without meaning.
+        shade = [
+            (start / unit, (end - start) / unit)
+            for start, end in _visible(free[rank], least)
+            if end - start >= least
+        ]
         idle = axes.broken_barh(shade, (rank - 0.38, 0.76), facecolor=style_of("idle").color)
         # A span inside another is drawn on top of it: the long ones first.
         longest = {key: max(end - start for start, end in row[key]) for key in row}
@@ -93,7 +98,8 @@ def draw_bars(
                 extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
             )
             handles[name] = bar
-    return {name: handles[name] for name in names} | {_free_name(rows): idle}
+    is_idle = any(end - start >= least for intervals in free for start, end in intervals)
+    return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})
 
 
 def _visible(intervals: Iterable[Interval], least: float) -> list[Interval]:

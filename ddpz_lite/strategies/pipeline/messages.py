@@ -75,11 +75,11 @@ class Messages:
         return message[2] % self.comm.world
 
     def _sent_by(self, order: Sequence[Action], learns: bool) -> Iterator[Message]:
-        told = set() if learns else set(range(self.stages))
+        announced = set() if learns else set(range(self.stages))  # stages that know their shapes
         for kind, micro, stage in order:
             if kind == "F" and stage + 1 < self.stages:
-                if stage + 1 not in told:
-                    told.add(stage + 1)
+                if stage + 1 not in announced:
+                    announced.add(stage + 1)
                     yield "note", 0, stage + 1
                 yield "F", micro, stage + 1
             elif kind == "B" and stage > 0:
@@ -146,12 +146,12 @@ class Messages:
 
     def _write_note(self, stage: int, tensors: Sequence[Tensor]) -> Tensor:
         self._specs[stage] = [(t.dtype, tuple(t.shape[1:])) for t in tensors]
-        told = [len(tensors)]
+        note = [len(tensors)]
         for dtype, shape in self._specs[stage]:
             sizes = [*shape, *[0] * (DIMS - len(shape))]
-            told += [DTYPES.index(dtype), len(shape), *sizes]
-        told += [0] * (NOTE - len(told))
-        return torch.tensor(told, device=self._device)  # (NOTE,)
+            note += [DTYPES.index(dtype), len(shape), *sizes]
+        note += [0] * (NOTE - len(note))
+        return torch.tensor(note, device=self._device)  # (NOTE,)
 
     def _read_note(self, stage: int, peer: int) -> None:
         note = torch.empty(NOTE, dtype=torch.int64, device=self._device)  # (NOTE,)
@@ -162,7 +162,7 @@ class Messages:
             dtype, dims, *sizes = numbers[start : start + 2 + DIMS]
             self._specs[stage].append((DTYPES[dtype], tuple(sizes[:dims])))
 
-    def misfit(self, stage: int, output: Sequence[Any], rows: int) -> str | None:
+    def find_mismatch(self, stage: int, output: Sequence[Any], rows: int) -> str | None:
         """What is wrong with the output of a stage, as a phrase; None if it can be sent."""
         bad = [t for t in output if not isinstance(t, Tensor)]
         if bad:
@@ -171,8 +171,8 @@ class Messages:
             fits = tensor.dtype in DTYPES and 0 < tensor.dim() <= DIMS and len(tensor) == rows
             if not fits:
                 return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        told = self._specs.get(stage + 1)
+        announced = self._specs.get(stage + 1)
         spec = [(t.dtype, tuple(t.shape[1:])) for t in output]
-        if told not in (None, spec):
-            return f"{spec} (dtype, shape of a row), and before {told},"
+        if announced not in (None, spec):
+            return f"{spec} (dtype, shape of a row), and before {announced},"
         return None if 0 < len(output) <= TENSORS else f"{len(output)} tensors"

@@ -308,7 +308,7 @@ class Pipeline(nn.Module):
         if is_end := stage + 1 == self._stages:
             output = ends[i] = finish(i, output)
         outputs = list(output) if isinstance(output, tuple) else [output]
-        if not is_end and (wrong := self._messages.misfit(stage, outputs, len(inputs[0]))):
+        if not is_end and (wrong := self._messages.find_mismatch(stage, outputs, len(inputs[0]))):
             raise ValueError(
                 f"stage {stage} returned {wrong} for {len(inputs[0])} rows. Fix: one tensor, or a "
                 "tuple of up to 6, with the batch as their first dimension."

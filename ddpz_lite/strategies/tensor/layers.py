@@ -212,7 +212,7 @@ def check_layer(linear: nn.Linear, name: str = "the layer") -> None:
     hooks += [n for n in has if getattr(linear, n)._post_accumulate_grad_hooks]
     what = None
     if [n for n, _ in linear.named_parameters()] != has:
-        what = "parameters beside weight and bias (weight_norm, a parametrization)"
+        what = "parameters besides weight and bias (weight_norm, a parametrization)"
     elif hooks:
         what = f"hooks ({hooks[0]}), which would see a part of the output or gradient"
     elif type(linear).forward not in (nn.Linear.forward,):

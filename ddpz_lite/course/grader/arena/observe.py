@@ -71,7 +71,7 @@ def turn(case: Case | None = None) -> AbstractContextManager[None]:
     if SandboxPool.current is None:
         return contextlib.nullcontext()
     turns = SandboxPool.current.turns
-    return turns.beside() if case is None or case.network is None else turns.alone()
+    return turns.shared() if case is None or case.network is None else turns.alone()
 
 
 def run_case(

@@ -59,7 +59,7 @@ SHOWN = (
     "__init__.py",
     *("model.py", "data", "wire", "launcher", "strategies", "checkpoint", "meter"),
     *("course/__init__.py", "course/interactive.py", "course/show"),
-    *(f"course/check/{name}.py" for name in ("__init__", "beside", "data", "guard", "job", "task")),
+    *(f"course/check/{name}.py" for name in ("__init__", "watch", "data", "guard", "job", "task")),
     *("course/tasks/__init__.py", "course/tasks/*/__init__.py", "course/tasks/*/job.py"),
     "course/tasks/lesson03/broken.py",  # which a job of lesson 03 runs
 )

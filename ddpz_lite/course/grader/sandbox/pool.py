@@ -52,7 +52,7 @@ class Turns:
         self._taken = False
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
         """Run at the same time as others."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)

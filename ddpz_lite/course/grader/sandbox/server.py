@@ -35,7 +35,7 @@ PRELOAD = [
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.testing",
-    "ddpz_lite.course.check.beside",
+    "ddpz_lite.course.check.watch",
     "ddpz_lite.meter",
     "ddpz_lite.wire",
     *{profile.inside for profile in isolation.PROFILES.values()},

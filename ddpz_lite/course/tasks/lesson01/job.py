@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.course.check.watch import Holding, Kept
 
 
 class Slow(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 from ddpz_lite.course.tasks.lesson03 import broken
 
 

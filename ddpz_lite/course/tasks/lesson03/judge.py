@@ -452,7 +452,7 @@ def _index_cases(rng: torch.Generator) -> list[Case]:
         calls += [[length, 1, seed, evaluate] for length in (world, world + 1, 4 * world)]
         calls += [[long, 0, seed, not evaluate], [long, 0, seed, evaluate]]
         word = "evaluation" if evaluate else "training"
-        return Case(f"{world_name(world)}, {word}", [{"calls": calls}] * world, word)
+        return Case(f"{world_name(world)}, {word} first", [{"calls": calls}] * world, word)
 
     return [case(3, False), case(4, False), case(2, False), case(1, False),
             case(3, True), case(4, True), case(1, True)]  # fmt: skip
@@ -482,7 +482,8 @@ def _lists(
                 if any(whole(index) is None for index in got["dealt"][number]):
                     return f"Rank {rank} returned a list with something other than ints."
             if wrong := judge(_dealt(seen, number), length):
-                return f"Of {length} samples in epoch {epoch}, {wrong}"
+                use = "to evaluate" if evaluates else "to train on"
+                return f"Of {length} samples {use} in epoch {epoch}, {wrong}"
         return None
 
     return over_calls
@@ -707,8 +708,8 @@ def _norm_value(y: Any, calls: list[dict[str, Any]], rank: int, rtol: float) -> 
             return f"Rank {rank} {words}."
     if rtol > 1e-3:
         return (
-            f"{wrong} E[x²] - E[x]² loses its digits where the mean is large: add up in "
-            "float64, or send each rank's mean and squared distances from it."
+            f"{wrong} E[x²] - E[x]² loses its digits where the mean is large: two large numbers "
+            "are subtracted."
         )
     return wrong
 
@@ -897,8 +898,8 @@ def _misnamed(rank: int, name: Any, mistake: str, asked: list[Any]) -> str:
     if all(abs(a - b) <= 1e-6 * max(abs(a), 1e-3) for a, b in zip(true, told, strict=True)):
         pair = [one for one in ALIKE if one in (name, mistake)]
         return (
-            f"{name!r} is the wrong name for a step. Your samples cannot tell the two apart: with "
-            f"both, rank {rank} gets {true[0]:.4g}. "
+            f"You called a step {name!r}, but it is a different one. Your samples cannot tell the "
+            f"two apart: rank {rank} gets {true[0]:.4g} from both. "
             "" + (ALIKE[pair[-1]] if pair else "A mean of 0 shows nothing.")
         )
     at = next(i for i, (a, b) in enumerate(zip(true, told, strict=True)) if abs(a - b) > 1e-9)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 from ddpz_lite.wire import span
 
 # ---- 04.token_buckets ----
@@ -64,8 +64,8 @@ def work_queue(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> di
     everyone, clerk = dist.group.WORLD, dist.get_world_size() - 1
     workers = dist.new_group(list(range(clerk)))
     if dist.get_rank() == clerk:
-        keeper = _Clerk(everyone, clerk)
-        return {"log": [keeper.keep(call) for call in calls]}
+        clerk_of_all = _Clerk(everyone, clerk)
+        return {"log": [clerk_of_all.keep(call) for call in calls]}
     results, changed = [], []
     c10d._update_default_pg(workers)
     try:
@@ -149,7 +149,7 @@ class _Clerk:
 
     def keep(self, call: dict[str, Any]) -> dict[str, Any]:
         """Serve until all workers are done: who began which text, in order; and "waiting", the
-        texts that were not begun when the busy rank's time had to end, None if it ended by itself;
+        texts that were not begun when the busy rank's time had to end, None if it ended alone;
         "unasked", what a rank began without asking the store after the text before.
         """
         self.texts, self.busy, self.values = len(call["tokens"]), call["busy"], {}

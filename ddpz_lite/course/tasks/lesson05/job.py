@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddpz_lite.course.check.beside import tell_when_reached
+from ddpz_lite.course.check.watch import tell_when_reached
 from ddpz_lite.meter.memory_use import storages
 from ddpz_lite.wire import span
 

@@ -579,7 +579,7 @@ def _exposed(seen: Observed, rank: int, backwards: list[list[Record]]) -> str | 
     if len(calls) > 1 and all(a.finished and a.finished <= b.started for a, b in pairwise(calls)):
         return (
             "Each hook waits for its call, so backward cannot continue until the call is "
-            "complete. Until when can you put off waiting?"
+            "complete. How long can you delay the waiting?"
         )
     return f"Less than {LEAST:.0%} of the communication is hidden behind computing."
 
@@ -608,8 +608,8 @@ OVERLAP = Task(
         Criterion("at least half of the communication is hidden", 3, _overlap_timeline),
     ),
     hints=(
-        "Does backward need the averaged gradient of one layer to compute the next layer's? Until "
-        "when can you put off waiting for it?",
+        "Does backward need the averaged gradient of one layer to compute the next layer's? How "
+        "long can you delay the waiting?",
         "async_op=True returns a Work. Wait for each before backward() returns.",
         "Which hook runs last in a backward? Or: lesson 05, step 4, has a way to call a function "
         "when backward has ended. There, wait, divide, and clear your list for the next backward.",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 
 
 def top_k(answer: Callable[..., Any], *, streams: list[dict[str, Any]]) -> dict[str, Any]:

@@ -401,13 +401,13 @@ def _local_cases(rng: torch.Generator) -> list[Case]:
         for run in runs:
             dtype = run.get("dtype", torch.float32)
             begun = weights(run["shape"], dtype)
-            for rank, mine in enumerate(inputs):
+            for rank, local in enumerate(inputs):
                 micro = [run["micro"] + (rank % 2 if run.get("uneven") else 0)] * run["steps"]
                 batches = [
                     [torch.randn(3, run["shape"][0], generator=rng).to(dtype) for _ in range(m)]
                     for m in micro
                 ]
-                mine["runs"].append(
+                local["runs"].append(
                     {
                         "weights": begun,
                         "batches": batches,
@@ -470,19 +470,19 @@ def _simulated(
 
     micro, steps = 0, len(runs[0]["batches"])
     for step in range(1, steps + 1):
-        for mine, run, notes, optimizer in zip(params, runs, during, inner, strict=True):
-            notes.append(job._flat(mine))
+        for local, run, notes, optimizer in zip(params, runs, during, inner, strict=True):
+            notes.append(job._flat(local))
             for x in run["batches"][step - 1]:
-                job.backward(mine, x)
+                job.backward(local, x)
                 if slip == "each":
                     optimizer.step()
                     optimizer.zero_grad()
             if slip == "mean":
-                for p in mine:
+                for p in local:
                     p.grad /= len(run["batches"][step - 1])
         meets = meet(step, micro + len(runs[0]["batches"][step - 1])) or (tail and step == steps)
         if slip == "gradients" and meets:
-            average([[p.grad for p in mine] for mine in params], 1 / world)
+            average([[p.grad for p in local] for local in params], 1 / world)
         for optimizer in inner:
             optimizer.step()
             if slip != "kept":
@@ -505,8 +505,8 @@ def _simulated(
 
 def _momenta(inner: list[torch.optim.SGD], params: list[list[nn.Parameter]]) -> list[list[Any]]:
     return [
-        [optimizer.state[p]["momentum_buffer"] for p in mine]
-        for optimizer, mine in zip(inner, params, strict=True)
+        [optimizer.state[p]["momentum_buffer"] for p in local]
+        for optimizer, local in zip(inner, params, strict=True)
     ]
 
 
@@ -516,9 +516,9 @@ def _path(one: dict[str, Any]) -> list[torch.Tensor]:
 
 def _follows(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Whether a rank went this way, step by step."""
-    mine, right = _path(got), _path(wanted)
-    return len(mine) == len(right) and all(
-        close(a, b, rtol=RTOL) for a, b in zip(mine, right, strict=True)
+    local, right = _path(got), _path(wanted)
+    return len(local) == len(right) and all(
+        close(a, b, rtol=RTOL) for a, b in zip(local, right, strict=True)
     )
 
 
@@ -526,19 +526,19 @@ def _local_values(seen: Observed) -> str | None:
     for number in range(len(seen.case.inputs[0]["runs"])):
         right = _simulated(seen, number)
         for rank, got in enumerate(seen.data):
-            mine = got["runs"][number]
-            if not _follows(mine, right[rank]):
-                return _local_cure(seen, number, rank, mine, right[rank])
+            local = got["runs"][number]
+            if not _follows(local, right[rank]):
+                return _explain_local(seen, number, rank, local, right[rank])
     return None
 
 
-def _local_cure(
-    seen: Observed, number: int, rank: int, mine: dict[str, Any], right: dict[str, Any]
+def _explain_local(
+    seen: Observed, number: int, rank: int, local: dict[str, Any], right: dict[str, Any]
 ) -> str:
     run = seen.case.inputs[rank]["runs"][number]
     every, steps, world = run["every"], len(run["batches"]), seen.case.world
-    if len(mine["during"]) != steps:
-        return f"Rank {rank} went through {len(mine['during'])} steps, and there are {steps}."
+    if len(local["during"]) != steps:
+        return f"Rank {rank} went through {len(local['during'])} steps, and there are {steps}."
     ways: dict[str, dict[str, Any]] = {
         "training continued with the sum of all weights, which is N times as long.": {"scale": 1.0},
         "the sum was divided by 2. Use dist.get_world_size().": {"scale": 0.5},
@@ -564,9 +564,9 @@ def _local_cure(
         "the sum over micro-batches was divided; the text asks for their sum.": {"slip": "mean"},
     }
     for words, way in ways.items():
-        if world > 1 and _follows(mine, _simulated(seen, number, **way)[rank]):
+        if world > 1 and _follows(local, _simulated(seen, number, **way)[rank]):
             return f"Rank {rank}: {words}"
-    for step, (a, b) in enumerate(zip(_path(mine), _path(right), strict=True)):
+    for step, (a, b) in enumerate(zip(_path(local), _path(right), strict=True)):
         if wrong := differs(a, b, f"What rank {rank} holds after step {step}", rtol=RTOL):
             return wrong
     return f"Rank {rank}'s weights are not those of local SGD."
@@ -578,8 +578,8 @@ def _local_momenta(seen: Observed) -> str | None:
     for number in range(len(seen.case.inputs[0]["runs"])):
         right = _simulated(seen, number)
         for rank, got in enumerate(seen.data):
-            mine = got["runs"][number]["momenta"]
-            if wrong := differs(mine, right[rank]["momenta"], "The momentum", rtol=RTOL):
+            local = got["runs"][number]["momenta"]
+            if wrong := differs(local, right[rank]["momenta"], "The momentum", rtol=RTOL):
                 return f"{wrong} After the last meeting it is the mean over the ranks."
     return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 from ddpz_lite.wire import span
 
 

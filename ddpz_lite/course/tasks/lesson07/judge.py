@@ -86,9 +86,9 @@ def _server_values(seen: Observed) -> str | None:
                 if (plain := differs(value, after[:length], what)) is None:
                     continue
                 mistakes = _mistakes(model, states, rank, step)
-                told = explain(value, after[:length], what, mistakes)
-                if told != plain:
-                    return told
+                message = explain(value, after[:length], what, mistakes)
+                if message != plain:
+                    return message
                 if len(after) > length and close(value, after):
                     return f"{what} has the padding, too: cut it to the length of the gradient."
                 if type(value) is torch.Tensor and close(value, after[: len(value)]):
@@ -153,8 +153,8 @@ def _server_shards(seen: Observed) -> str | None:
             for rank, got in enumerate(seen.data):
                 mistakes = {"has not changed in this step: update it in place.": before[rank]}
                 what = f"Rank {rank}'s shard after step {step + 1}"
-                if told := explain(got["shards"][place][step], after[rank], what, mistakes):
-                    return told
+                if message := explain(got["shards"][place][step], after[rank], what, mistakes):
+                    return message
     return None
 
 

@@ -350,8 +350,8 @@ SMALLEST_WORLD = Task(
         "return None.",
     ),
     debrief="Fitting is not the end: fewer samples per rank, or activation checkpointing, often "
-    "buys "
-    "more than another rank. And a GPU's allocator needs a few percent of the memory.",
+    "buys more than another rank. On a real GPU leave about a tenth of the memory free, for the "
+    "runtime and the allocator.",
 )
 
 # -- 08.which_program ------------------------------------------------------------------------------
@@ -521,6 +521,8 @@ def _programs(part: slice) -> Callable[[Observed], str | None]:
         for question, answer in zip(seen.case.inputs[0]["questions"], answers, strict=True):
             shapes, measured = question["shapes"], question["measured"]
             program = _read_program(answer)
+            if answer is None:
+                return _none_found(shapes, measured)
             if program is None:
                 return (
                     f"{answer!r} is not a program: return (stage, dtype of the gradients, cut), as "
@@ -532,6 +534,20 @@ def _programs(part: slice) -> Callable[[Observed], str | None]:
         return None
 
     return judge
+
+
+def _none_found(shapes: list[list[int]], measured: dict[int, dict[str, int]]) -> str:
+    """What was measured, and the program to try by hand."""
+    (right,) = _possible(shapes, measured)
+    shown = "; ".join(
+        f"{kind} {', '.join(f'{held[kind]:,}' for held in measured.values())}" for kind in KINDS
+    )
+    worlds = ", ".join(map(str, measured))
+    return (
+        f"None was returned. The shapes are {shapes}, and the bytes at {worlds} ranks: {shown}. "
+        f"This is {right}. Compute what this program holds by your own rule for its cut, and "
+        "compare."
+    )
 
 
 def _program_cure(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.course.check.watch import Holding, Kept
 from ddpz_lite.wire import span
 
 

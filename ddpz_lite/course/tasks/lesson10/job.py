@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpz_lite.course.check.beside import Holding, Kept, tell_when_reached
+from ddpz_lite.course.check.watch import Holding, Kept, tell_when_reached
 from ddpz_lite.wire import span
 
 

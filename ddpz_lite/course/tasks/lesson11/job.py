@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpz_lite.course.check.beside import Holding, Kept, tell_when_reached
+from ddpz_lite.course.check.watch import Holding, Kept, tell_when_reached
 from ddpz_lite.meter.memory_use import storages
 from ddpz_lite.wire import span
 

@@ -448,8 +448,8 @@ def _hybrid_shard(case: Case, model: int, step: int, rank: int, got: Any) -> str
 def _replicas(seen: Observed) -> str | None:
     node = seen.case.inputs[0]["node"]
     for rank in range(node, seen.case.world):
-        for step, mine in enumerate(seen.data[rank]["shards"]):
-            for a, b in zip(mine, seen.data[rank % node]["shards"][step], strict=True):
+        for step, local in enumerate(seen.data[rank]["shards"]):
+            for a, b in zip(local, seen.data[rank % node]["shards"][step], strict=True):
                 if not close(a, b, bitwise=True):
                     return (
                         f"After step {step}, ranks {rank % node} and {rank} hold the same shard "

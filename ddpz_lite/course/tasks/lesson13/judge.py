@@ -133,8 +133,8 @@ def _second(seen: Observed, found: list[dict[str, Any]], before: int) -> str | N
     steps = seen.case.inputs[0]["steps"]
     first = seconds[0][0] if isinstance(seconds[0], list) and seconds[0] else None
     newest = AGAIN if first == steps[AGAIN] or not found[0]["again"] else before
-    told = (_loaded(seen, rank, got, newest) for rank, got in enumerate(seconds))
-    return next(filter(None, told), None)
+    message = (_loaded(seen, rank, got, newest) for rank, got in enumerate(seconds))
+    return next(filter(None, message), None)
 
 
 def _why(seen: Observed, found: list[dict[str, Any]], got: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.course.check.watch import Holding, Kept
 from ddpz_lite.wire import span
 
 TIMES = 1.0, 1.5  # the weights of each of two pipelines of the same shapes
@@ -19,7 +19,7 @@ class Stage(nn.Module):
     """Two linear layers and a tanh; it notes each forward and backward, and counts what is alive.
 
     alive: the most micro-batches whose activations were there at once. A result of the inside,
-    which nobody outside can hold, stands for each.
+    which no code outside can hold, stands for each.
     """
 
     def __init__(self, weights: list[torch.Tensor]) -> None:

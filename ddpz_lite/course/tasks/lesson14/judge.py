@@ -56,8 +56,8 @@ def _pipe_cases(rng: torch.Generator) -> list[Case]:
             onto = [drawn(n, widths[-1], dtype=dtype) for n in step]
             inputs[0]["steps"][number_]["inputs"] = into
             inputs[-1]["steps"][number_]["targets"] = onto
-        told = ", then ".join(f"{len(step)} micro-batches" for step in rows)
-        return Case(f"{world_name(world)}, {told}{says}", inputs, kind, timeout=20.0)
+        message = ", then ".join(f"{len(step)} micro-batches" for step in rows)
+        return Case(f"{world_name(world)}, {message}{says}", inputs, kind, timeout=20.0)
 
     return [
         case(3, (2, 5, 3, 1, 4, 2)),
@@ -263,17 +263,18 @@ def _sends(rank: int, calls: Any, wanted: dict[int, list[int]], dtype: str) -> s
     for peer in {c.peer for c in sends} - wanted.keys():
         return f"Rank {rank} sent something to rank {peer}, which is not its neighbour."
     for peer, sizes in wanted.items():
-        mine = [c for c in sends if c.peer == peer]
+        local = [c for c in sends if c.peer == peer]
         what = "gradients of activations" if peer < rank else "activations"
-        if len(mine) != len(sizes):
+        if len(local) != len(sizes):
             return (
-                f"Rank {rank} sent {len(mine)} messages to rank {peer}; {len(sizes)} are needed, "
+                f"Rank {rank} sent {len(local)} messages to rank {peer}; {len(sizes)} are needed, "
                 f"the {what} of each micro-batch."
             )
-        if sorted(c.elements for c in mine) != sorted(sizes) or {c.dtype for c in mine} != {dtype}:
+        dtypes = {c.dtype for c in local}
+        if sorted(c.elements for c in local) != sorted(sizes) or dtypes != {dtype}:
             return (
-                f"Rank {rank} sent {[c.elements for c in mine]} elements of "
-                f"{', '.join(sorted({c.dtype for c in mine}))} to rank {peer}; the {what} are "
+                f"Rank {rank} sent {[c.elements for c in local]} elements of "
+                f"{', '.join(sorted({c.dtype for c in local}))} to rank {peer}; the {what} are "
                 f"{sizes} of {dtype}."
             )
     return None
@@ -986,22 +987,22 @@ def _asked(asked: dict[str, Any]) -> str:
 
 def _cut_fits(seen: Observed) -> str | None:
     for asked, cut in zip(seen.case.inputs[0]["questions"], seen.data[0]["cuts"], strict=True):
-        layers, stages, told = len(asked["times"]), asked["stages"], f"With {_asked(asked)}:"
+        layers, stages, message = len(asked["times"]), asked["stages"], f"With {_asked(asked)}:"
         if cut is None:
             if (best := _best_cut(asked)) is None:
                 continue
-            return f"{told} None is wrong, {best} fits.{_why(seen)}"
+            return f"{message} None is wrong, {best} fits.{_why(seen)}"
         if type(cut) is not list or any(type(n) is not int for n in cut):
-            return f"{told} return a list of ints, or None, not {cut!r}."
+            return f"{message} return a list of ints, or None, not {cut!r}."
         if stages > layers:
-            return f"{told} {layers} layers make at most {layers} stages: return None."
+            return f"{message} {layers} layers make at most {layers} stages: return None."
         if len(cut) != stages or sum(cut) != layers or min(cut) < 1:
             return (
-                f"{told} return {stages} numbers of layers, each at least 1, that add up to "
+                f"{message} return {stages} numbers of layers, each at least 1, that add up to "
                 f"{layers}, not {cut}."
             )
         if wrong := _too_large(asked, cut):
-            return f"{told} {wrong}{_why(seen)}"
+            return f"{message} {wrong}{_why(seen)}"
     return None
 
 
@@ -1011,10 +1012,10 @@ def _too_large(asked: dict[str, Any], cut: Cut) -> str | None:
         return None
     stage = sizes.index(max(sizes))
     keeps = _one_f_one_b_keeps(asked["stages"], stage, asked["micros"])
-    told = f"in {cut}, stage {stage} keeps {keeps} micro-batches and takes {max(sizes):,} bytes."
+    message = f"in {cut}, stage {stage} keeps {keeps} micro-batches and takes {max(sizes):,} bytes."
     if _best_cut(asked) is None:
-        return f"{told} Nothing fits here: return None."
-    return told
+        return f"{message} Nothing fits here: return None."
+    return message
 
 
 def _why(seen: Observed) -> str:

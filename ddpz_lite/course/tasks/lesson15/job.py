@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 
 # ---- 15.offsets ----
 
@@ -132,8 +132,8 @@ def trains(
         losses.append(answer(weights, batches, rate, limit))
         left += sum(w.grad is not None for w in weights)
         after.append([w.detach().clone() for w in weights])
-    told = [_number(x) for x in losses]
-    return {"losses": told, "after": after, "left": left, "changed": kept.changed()}
+    reported = [_number(x) for x in losses]
+    return {"losses": reported, "after": after, "left": left, "changed": kept.changed()}
 
 
 def stops(answer: Callable[..., Any], *, problems: list[dict[str, Any]]) -> dict[str, Any]:

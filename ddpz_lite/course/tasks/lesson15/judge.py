@@ -217,10 +217,10 @@ def _line_of(rng: torch.Generator) -> str:
 
 def _program(rng: torch.Generator, world: int) -> list[dict[str, Any]]:
     """The calls of all ranks, in the order in which each makes those of its groups."""
-    everybody, pairs = list(range(world)), [[0, 1], [world - 2, world - 1], [0, world - 1]]
+    all_ranks, pairs = list(range(world)), [[0, 1], [world - 2, world - 1], [0, world - 1]]
     program = []
     for i in range(_pick(rng, 9, 13)):
-        group = everybody if torch.rand((), generator=rng) < 0.6 else pairs[_pick(rng, 0, 2)]
+        group = all_ranks if torch.rand((), generator=rng) < 0.6 else pairs[_pick(rng, 0, 2)]
         call = {"op": OPS[_pick(rng, 0, 3)], "dtype": DTYPES[_pick(rng, 0, 2)]}
         call |= {"group": group, "elements": 16 * (i + 1), "line": _line_of(rng)}
         program.append(call)
@@ -230,19 +230,19 @@ def _program(rng: torch.Generator, world: int) -> list[dict[str, Any]]:
 def _hang(rng: torch.Generator, world: int, kind: str) -> dict[str, Any]:
     """One hang: the records of all ranks, and who it was."""
     program = _program(rng, world)
-    everybody = [i for i, call in enumerate(program) if len(call["group"]) == world]
+    all_ranks = [i for i, call in enumerate(program) if len(call["group"]) == world]
     small = [i for i, call in enumerate(program) if len(call["group"]) < world]
     if kind == "group" and world > 2 and small:
         at = small[_pick(rng, 0, len(small) - 1)]
-    elif len(everybody) > 2:
-        at = everybody[_pick(rng, 1, len(everybody) - 2)]
+    elif len(all_ranks) > 2:
+        at = all_ranks[_pick(rng, 1, len(all_ranks) - 2)]
     else:
         return _hang(rng, world, kind)
     victim = program[at]["group"][_pick(rng, 0, len(program[at]["group"]) - 1)]
     own = [dict(call) for call in program]  # what the culprit runs
     line = _line_of(rng)
     if kind == "differs":
-        swap = next(i for i in everybody if i > at)
+        swap = next(i for i in all_ranks if i > at)
         how = _pick(rng, 0, 3)
         if how == 0:
             own[at]["elements"] += 8
@@ -470,12 +470,12 @@ def _breakdown_cases(rng: torch.Generator) -> list[Case]:
         now = 5.0
         for step in range(2 * warm_up + 2):
             slow = _pick(rng, 0, world - 1)
-            stretch = 4.0 if step < warm_up else 1.0  # the first steps take longer
+            factor = 4.0 if step < warm_up else 1.0  # the first steps take longer
             ends = []
             for rank in range(world):
                 at = now + _uniform(rng, 0.0, 0.02)
-                work = stretch * ((0.5 if rank == slow else 0.25) + _uniform(rng, 0.0, 0.05))
-                wait = 0.0 if rank == slow else stretch * 0.2
+                work = factor * ((0.5 if rank == slow else 0.25) + _uniform(rng, 0.0, 0.05))
+                wait = 0.0 if rank == slow else factor * 0.2
                 ends.append(_one_step(rng, events, rank, at, work, wait, offsets[rank]))
             end = max(ends) + 0.01
             for rank in range(world):
@@ -813,7 +813,7 @@ def _weights(seen: Observed) -> str | None:
     right = trained(seen)
     for rank, got in enumerate(seen.data):
         for step, (after, (wanted, _)) in enumerate(zip(got["after"], right, strict=True)):
-            mine, whole = (torch.cat([w.flatten() for w in ws]) for ws in (after, wanted))
+            local, whole = (torch.cat([w.flatten() for w in ws]) for ws in (after, wanted))
             candidates = {
                 words: lambda way=way, step=step: torch.cat(
                     [w.flatten() for w in trained(seen, way)[step][0]]
@@ -821,7 +821,7 @@ def _weights(seen: Observed) -> str | None:
                 for words, way in TRAIN_MISTAKES.items()
             }
             said = explain(
-                mine,
+                local,
                 whole,
                 f"What rank {rank} holds after step {step}",
                 candidates,
@@ -1043,14 +1043,14 @@ def _history(seen: Observed) -> str | None:
             # wrong weights, which are another criterion's, have a loss of their own
             pairs = [inputs["problems"][i]["held_out"] for inputs in seen.case.inputs]
             own = torch.cat([(x @ got["weight"] - y).square() for x, y in pairs]).mean().item()
-            if any(math.isclose(mine, own, rel_tol=1e-3) for mine in got["history"]):
+            if any(math.isclose(local, own, rel_tol=1e-3) for local in got["history"]):
                 continue
-        for mine, wanted in zip(got["history"], history, strict=False):
-            if math.isnan(mine) and math.isnan(wanted):
+        for local, wanted in zip(got["history"], history, strict=False):
+            if math.isnan(local) and math.isnan(wanted):
                 continue
-            if not math.isclose(mine, wanted, rel_tol=1e-3, abs_tol=1e-6):
+            if not math.isclose(local, wanted, rel_tol=1e-3, abs_tol=1e-6):
                 return (
-                    f"Rank {rank}'s validation loss is {mine:.4g}, and over the samples of all "
+                    f"Rank {rank}'s validation loss is {local:.4g}, and over the samples of all "
                     f"ranks it is {wanted:.4g}."
                 )
     return None

@@ -391,15 +391,15 @@ def _misled(
             return f"{place} on the path is not the (rank, index) of an event."
         if (kind := trace[place[0]][place[1]]["kind"]) != "compute":
             return f"{place} on the path is of kind {kind}: list the compute events alone."
-    told = f"The critical path is {_listed(right)}, and yours is {_listed(path)}"
+    message = f"The critical path is {_listed(right)}, and yours is {_listed(path)}"
     if path == right[::-1]:
-        return f"{told}: it runs from its end to its beginning."
+        return f"{message}: it runs from its end to its beginning."
     for words, mistake in (PATHS | OPEN_PATHS | MESSAGE_PATHS | MANY_PATHS).items():
         if all(given in mistake(one) for one, given in every):
-            return f"{told}: {words}"
+            return f"{message}: {words}"
     if sorted(path) == sorted(right):
-        return f"{told}: the same events, not in the order of time."
-    return f"{told}. Go back from the end: what did each event wait for last?"
+        return f"{message}: the same events, not in the order of time."
+    return f"{message}. Go back from the end: what did each event wait for last?"
 
 
 def _listed(path: list[Place]) -> str:
@@ -415,14 +415,14 @@ def _lasts(seen: Observed) -> str | None:
         if _alike(value, wanted):
             continue
         on = "" if place in chains(trace)[0] else "not "
-        told = (
+        message = (
             f"If {place}, which is {on}on the critical path, takes half, the step lasts {wanted:g} "
             f"µs instead of {lasts(trace):g}, and not {value:g}."
         )
         for words, mistake in LENGTHS.items():
             if all(_alike(given, mistake(one, at)) for one, at, given in calls):
-                return f"{told} {words}"
-        return f"{told} What does each event wait for, once this one is shorter?"
+                return f"{message} {words}"
+        return f"{message} What does each event wait for, once this one is shorter?"
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 from ddpz_lite.wire import span
 
 

@@ -39,8 +39,8 @@ def _each_call(judge: Callable[[Observed, int], str | None]) -> Callable[[Observ
     """A judge of one call of the answer, made a judge of all calls of a case."""
 
     def judge_all(seen: Observed) -> str | None:
-        told = (judge(seen, number) for number in range(len(seen.case.inputs[0]["tensors"])))
-        return next(filter(None, told), None)
+        message = (judge(seen, number) for number in range(len(seen.case.inputs[0]["tensors"])))
+        return next(filter(None, message), None)
 
     return judge_all
 
@@ -73,8 +73,8 @@ def _sums(seen: Observed, number: int) -> str | None:
             )
         rtol = 0.05 if tensor_is(tensor, torch.bfloat16) else None
         mistakes = {words: value for words, value in mistakes.items() if value.shape == right.shape}
-        told = explain(tensor, right, f"Rank {rank}'s tensor", mistakes, rtol=rtol)
-        if told is None:
+        message = explain(tensor, right, f"Rank {rank}'s tensor", mistakes, rtol=rtol)
+        if message is None:
             continue
         alone = begun[rank]
         if close(tensor, 2 * right, rtol=rtol) and world > 1:
@@ -92,7 +92,7 @@ def _sums(seen: Observed, number: int) -> str | None:
                     "Which part does each rank hold after the halving? All parts must come back, "
                     "the shorter ones too."
                 )
-        return told
+        return message
     return None
 
 
@@ -180,27 +180,28 @@ def _between(seen: Observed, number: int) -> str | None:
     if max(sent) <= most:
         return None
     rank = sent.index(max(sent))
-    told = f"Rank {rank} sent {sent[rank]:,} bytes between nodes"
+    message = f"Rank {rank} sent {sent[rank]:,} bytes between nodes"
     calls = [call for r in ranks for call in seen.calls(r, f"call {number}")]
     wanted = seen.case.inputs[0]["tensors"][number].dtype
     if other := [c.dtype for c in calls if getattr(torch, c.dtype).itemsize > wanted.itemsize]:
-        return f"{told}: it sent {other[0]}, and the tensor is {str(wanted).split('.')[-1]}."
+        return f"{message}: it sent {other[0]}, and the tensor is {str(wanted).split('.')[-1]}."
     if local > 1 and any(len(call.group) == seen.case.world for call in calls if call.op != "send"):
-        return f"{told}. It called a collective of all ranks, which takes no account of nodes."
+        return f"{message}. It called a collective of all ranks, which takes no account of nodes."
     if local > 1 and min(sent) == 0:
         return (
-            f"{told}, and rank {sent.index(0)} none. A leader sends the full tensor for its node, "
-            f"and the links of the others idle. If each carries 1/L, each sends {most:,} bytes."
+            f"{message}, and rank {sent.index(0)} none. A leader sends the full tensor for its "
+            f"node, and the links of the others idle. If each carries 1/L, each sends {most:,} "
+            "bytes."
         )
     first = next((call for call in seen.calls(rank, f"call {number}") if call.op != "send"), None)
     if seen.case.kind == DEALT and first and len({nodes_of(seen)[r] for r in first.group}) > 1:
         ranks_ = " and ".join(map(str, sorted(first.group)))
         return (
-            f"{told}: the group of its first call, ranks {ranks_}, lies on several nodes. The "
+            f"{message}: the group of its first call, ranks {ranks_}, lies on several nodes. The "
             "groups follow the order of the ranks. Make them from `nodes`."
         )
     return (
-        f"{told}, and 2(n/L)(M-1)/M is {most:,}. First cut the tensor inside the node, so that "
+        f"{message}, and 2(n/L)(M-1)/M is {most:,}. First cut the tensor inside the node, so that "
         "each rank of a node carries another part of it."
     )
 
@@ -489,9 +490,9 @@ def _each_plan(judge: Callable[[Observed, dict, list[Line]], str | None]):
     def judge_all(seen: Observed) -> str | None:
         for number, plan in enumerate(seen.case.inputs[0]["plans"]):
             lines = _lines(seen, number)
-            told = lines if isinstance(lines, str) else judge(seen, plan, lines)
-            if told:
-                return told
+            message = lines if isinstance(lines, str) else judge(seen, plan, lines)
+            if message:
+                return message
         return None
 
     return judge_all

@@ -242,17 +242,17 @@ def _bytes(page: Page) -> str | None:
 
     if near(right):
         return _ledger(page)
-    told = f"prediction: each rank sends {said:,.0f} bytes in a step"
+    message = f"prediction: each rank sends {said:,.0f} bytes in a step"
     if near(right / 4):
-        return f"{told}. Those are elements, and one has 4 bytes."
+        return f"{message}. Those are elements, and one has 4 bytes."
     if near(right * ranks):
-        return f"{told}. All {ranks} ranks send this much together."
+        return f"{message}. All {ranks} ranks send this much together."
     if near(right * ranks / (ranks - 1)):
-        return f"{told}. The factor (N - 1)/N is missing: a rank sends nothing to itself."
+        return f"{message}. The factor (N - 1)/N is missing: a rank sends nothing to itself."
     for other in {0: (3,), 1: (3,), 2: (3,), 3: (0,)}[stage]:
         if near(4 * elements_moved(psi, ranks, other)):
-            return f"{told}. Stage {other} sends this much, and the plan has stage {stage}."
-    return f"{told}. By the formula of stage {stage} it is {right:,.0f}."
+            return f"{message}. Stage {other} sends this much, and the plan has stage {stage}."
+    return f"{message}. By the formula of stage {stage} it is {right:,.0f}."
 
 
 def _ledger(page: Page) -> str | None:

@@ -88,9 +88,9 @@ def _values(seen: Observed) -> str | None:
         right = begun[call["root"]]
         for rank in sorted(range(seen.case.world), key=lambda rank: rank != call["root"]):
             got = seen.data[rank]["tensors"][number]
-            told = differs(got, right, f"Rank {rank}'s tensor", bitwise=True)
-            if told:
-                return f"{told}{_misled(seen, number, call, rank)}"
+            message = differs(got, right, f"Rank {rank}'s tensor", bitwise=True)
+            if message:
+                return f"{message}{_misled(seen, number, call, rank)}"
     return unchanged(seen)
 
 
@@ -189,8 +189,8 @@ def _pieces(seen: Observed) -> str | None:
                     f"Rank {rank} was sent {len(to_it)} messages. {needed} of at most {piece} "
                     f"elements hold all {length} of them."
                 )
-            if needed > 2 and (told := _late(seen, number, call, rank)):
-                return told
+            if needed > 2 and (message := _late(seen, number, call, rank)):
+                return message
     return None
 
 

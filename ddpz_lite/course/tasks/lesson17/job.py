@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1, "eps": 1e-3, "maximize": False}),

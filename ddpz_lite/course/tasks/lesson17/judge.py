@@ -177,24 +177,24 @@ def _repair_values(seen: Observed) -> str | None:
     for call in range(len(seen.case.inputs[0]["weights"])):
         right = _trained(seen.case, call)
         for rank, got in enumerate(seen.data):
-            mine = got["after"][call]
-            for index, (p, wanted) in enumerate(zip(mine, right[rank], strict=True)):
+            local = got["after"][call]
+            for index, (p, wanted) in enumerate(zip(local, right[rank], strict=True)):
                 if (p.dtype, p.shape) != (wanted.dtype, wanted.shape):
                     return differs(p, wanted, f"Rank {rank}'s parameter {index}")
-            if not _alike(mine, right[rank]):
-                return f"On rank {rank}: {_repair_cure(seen, call, rank, right[rank])}"
+            if not _alike(local, right[rank]):
+                return f"On rank {rank}: {_explain_repair(seen, call, rank, right[rank])}"
     return same_on_all_ranks(seen, lambda got: [p for call in got["after"] for p in call])
 
 
 def _alike(
-    mine: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rtol: float | None = None
+    local: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rtol: float | None = None
 ) -> bool:
     rtol = rtol or (1e-9 if wanted[0].dtype == torch.float64 else 1e-4)
-    return all(close(a, b, rtol=rtol) for a, b in zip(mine, wanted, strict=True))
+    return all(close(a, b, rtol=rtol) for a, b in zip(local, wanted, strict=True))
 
 
-def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
-    mine = seen.data[rank]["after"][call]
+def _explain_repair(seen: Observed, call: int, rank: int, right: list[torch.Tensor]) -> str:
+    local = seen.data[rank]["after"][call]
     if seen.case.world == 1:
         return "alone, it must be plain training. Does your flat buffer come back whole?"
     everywhere = [got["after"][call] for got in seen.data]
@@ -204,12 +204,12 @@ def _repair_cure(seen: Observed, call: int, rank: int, right: list[torch.Tensor]
     first = [w for rank_ in (0, rank) for w in seen.case.inputs[rank_]["weights"][call]]
     still = [
         bool(torch.isclose(p.flatten(), w.flatten()).all())
-        for p, w in zip([*mine, *mine], first, strict=True)
+        for p, w in zip([*local, *local], first, strict=True)
     ]
     if any(still):
         return "a parameter never moved. Do the updated shards come back into all parameters?"
-    off = max((a - b).abs().max().item() for a, b in zip(mine, right, strict=True))
-    if right[0].dtype == torch.float64 and _alike(mine, right, 1e-4):
+    off = max((a - b).abs().max().item() for a, b in zip(local, right, strict=True))
+    if right[0].dtype == torch.float64 and _alike(local, right, 1e-4):
         return f"the parameters are off by up to {off:.2g}: float64 was rounded on the way."
     return (
         f"the parameters are off by up to {off:.2g} from plain "
@@ -375,7 +375,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         rows[-1] = table(1, 4)[0]
         return {"before": rows, "after": [list(rows[-1]) for _ in rows]}
 
-    def dealt(world: int) -> dict[str, Table]:
+    def exchanged(world: int) -> dict[str, Table]:
         """The same for pieces: a reduce_scatter gives what the cheaper scatter gives."""
         rows = [[0] * world for _ in range(world)]
         rows[-1] = table(1, world)[0]
@@ -395,7 +395,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
             *wrong,
             {"before": same, "after": [list(row) for row in same]},
             {"before": alike, "after": [list(row) for row in alike]},  # a broadcast would do
-            {"before": alike, "after": [[value] for value in alike[0]]},  # a scatter all the same
+            {"before": alike, "after": [[value] for value in alike[0]]},  # still a scatter
             {"before": one, "after": [list(one[0])]},
             {"before": other, "after": [[max(c) for c in zip(*other, strict=True)]] * 3},
             {"before": same, "after": swapped},
@@ -425,7 +425,7 @@ def _which_cases(rng: torch.Generator) -> list[Case]:
         ),
         Case(
             "two ways that fit",
-            [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, dealt)]}],
+            [{"questions": [f(w) for w in (2, 3, 4) for f in (zeros, exchanged)]}],
             "cheap",
         ),
         Case("no single collective, or none needed", [{"questions": nothing()}], "none"),
@@ -472,7 +472,7 @@ def _which_one(before: Table, after: Table, said: Any) -> str | None:
     if said == "all_reduce" and "reduce_scatter" in names:
         return f"{asked}: all_reduce leaves the whole sum on every rank; here each has its part."
     if said == "all_to_all":
-        return f"{asked}: all_to_all deals every row in pieces; nobody gets a whole row by it."
+        return f"{asked}: all_to_all sends every row in parts, so no rank gets a full row by it."
     if said in ("gather", "reduce") and right.startswith("all_"):
         return f"{asked}: {said} leaves its result on the root alone; here every rank has it."
     return (
@@ -592,7 +592,7 @@ MEMORY: dict[str, dict[str, Any]] = {
         "begins": (9, 9, 9),
     },
     "Where are the activations? Backward needs those of every layer.": {"activation": 0},
-    "Activations are those of this rank's own batch: nobody shares them out.": {"shared": "1/N"},
+    "Activations are those of this rank's own batch: no rank shares them.": {"shared": "1/N"},
     "Every stage divides more, and stage 0 nothing; this divides all by N, at every stage.": {
         "begins": (0, 0, 0)
     },

@@ -277,11 +277,11 @@ def _fastest(seen: Observed) -> str | None:
         if _alike(took, limit):
             continue
         # Of a tensor of one byte: nanoseconds, so of a gigabyte seconds.
-        told = (
+        message = (
             f"{_told(question)}: with a tensor of 1 GB your route {_in_words(route)} takes "
             f"{1e12 * took:.4g} ms, and {1e12 * limit:.4g} ms are possible."
         )
-        return f"{told} {_why(calls, start, route, mesh, goal)}"
+        return f"{message} {_why(calls, start, route, mesh, goal)}"
     return None
 
 

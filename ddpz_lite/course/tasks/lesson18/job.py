@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ddpz_lite.course.check.beside import Holding, Kept
+from ddpz_lite.course.check.watch import Holding, Kept
 from ddpz_lite.wire import span
 
 READ_EVERY = 0.004  # seconds between two looks at what is held, while attention takes its time
@@ -230,4 +230,4 @@ def shifted_loss(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> 
 
 def zigzag(answer: Callable[..., Any], *, questions: list[dict[str, Any]]) -> dict[str, Any]:
     """questions: the keyword arguments of one call each."""
-    return {"dealt": [answer(**question) for question in questions]}
+    return {"assigned": [answer(**question) for question in questions]}

@@ -149,10 +149,10 @@ def _merge_call(seen: Observed, number: int) -> str | None:
     }
     there = ~both.isneginf()
     form = call["lse"].dtype
-    told = explain(
+    message = explain(
         lse[there], both[there].to(form), "lse", {w: v[there].to(form) for w, v in wrongs.items()}
     )
-    return told and _overflown(lse[there], told)
+    return message and _overflown(lse[there], message)
 
 
 def _rows_without_keys(both: torch.Tensor, out: Any, lse: Any) -> str | None:
@@ -177,13 +177,13 @@ def _rows_without_keys(both: torch.Tensor, out: Any, lse: Any) -> str | None:
     return None
 
 
-def _overflown(got: Any, told: str) -> str:
+def _overflown(got: Any, message: str) -> str:
     if type(got) is torch.Tensor and got.is_floating_point() and not got.isfinite().all():
         return (
-            f"{told} e^lse is inf above 88 in float32, and 0 below -104: subtract the larger lse "
-            "before e^."
+            f"{message} e^lse is inf above 88 in float32, and 0 below -104: subtract the larger "
+            "lse before e^."
         )
-    return told
+    return message
 
 
 MERGE = Task(
@@ -454,7 +454,7 @@ def _name(tensor: torch.Tensor) -> str:
 
 def _ring_overlap(seen: Observed, number: int) -> str | None:
     case, world = seen.case, seen.case.world
-    told = any(c.waited is not None for rank in range(world) for c in seen.calls(rank))
+    message = any(c.waited is not None for rank in range(world) for c in seen.calls(rank))
     for rank, got in enumerate(seen.data):
         calls = seen.calls(rank, f"call {number}")
         sends, receives = ([c for c in calls if c.op == op] for op in ("send", "recv"))
@@ -479,7 +479,7 @@ def _ring_overlap(seen: Observed, number: int) -> str | None:
                         f"to that of rank {owner}. Start isend and irecv first, then attend."
                     )
             coming = receives[turn * parts : (turn + 1) * parts]
-            if any(_before(c, attend, told) for c in coming):
+            if any(_before(c, attend, message) for c in coming):
                 return (
                     f"Rank {rank} waited for the next block before it attended to that of rank "
                     f"{owner}. Start isend and irecv, attend, and then wait."
@@ -491,9 +491,9 @@ def _blocks(case: Case, number: int) -> set[int]:
     return {_block(case, number, o) for o in range(case.world)}
 
 
-def _before(call: Record, attend: Any, told: bool) -> bool:
-    """Whether a message was waited for before attend was over. told: whether waits are recorded."""
-    if told:
+def _before(call: Record, attend: Any, recorded: bool) -> bool:
+    """Whether a message was waited for before attend was over. recorded: whether waits are."""
+    if recorded:
         return call.waited is not None and call.waited[0] < attend.finished
     return call.finished is not None and call.finished <= attend.started
 
@@ -896,7 +896,7 @@ def _loss_mistakes(
     parts = [call["logits"].to(logits.dtype) for call in calls]
     own = [call["labels"] for call in calls]
     after = [torch.cat([own[(r + 1) % case.world][:, :1]], 1) for r in range(case.world)]
-    nexts = [torch.cat([mine[:, 1:], first], 1) for mine, first in zip(own, after, strict=True)]
+    nexts = [torch.cat([local[:, 1:], first], 1) for local, first in zip(own, after, strict=True)]
     last = nexts[-1].clone()
     last[:, -1] = NOT_COUNTED
     right = [*nexts[:-1], last]
@@ -1164,17 +1164,17 @@ SLIPS: tuple[Works, ...] = tuple(
 
 def _folded(chunks: int, ranks: int) -> list[list[int]]:
     """Zigzag over and over: 0 1 2 2 1 0 0 1 2 ..."""
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    assigned: list[list[int]] = [[] for _ in range(ranks)]
     for chunk in range(chunks):
         place = chunk % (2 * ranks)
-        dealt[min(place, 2 * ranks - 1 - place)].append(chunk)
-    return dealt
+        assigned[min(place, 2 * ranks - 1 - place)].append(chunk)
+    return assigned
 
 
-def _busiest(works: Sequence[int], dealt: Sequence[Sequence[int]]) -> float:
+def _busiest(works: Sequence[int], assigned: Sequence[Sequence[int]]) -> float:
     """The work of the busiest rank over the mean."""
-    loads = [sum(works[c] for c in own) for own in dealt]
-    return max(loads) * len(dealt) / sum(works)
+    loads = [sum(works[c] for c in own) for own in assigned]
+    return max(loads) * len(assigned) / sum(works)
 
 
 def _ratio(tokens: int, window: int, ranks: int, folds: int, works: Works = _works) -> float:
@@ -1196,34 +1196,34 @@ def _each_deal(
     judge: Callable[[Call, list[list[int]], int], str | None],
 ) -> Callable[[Observed], str | None]:
     def judge_all(seen: Observed) -> str | None:
-        for asked, dealt in zip(
-            seen.case.inputs[0]["questions"], seen.data[0]["dealt"], strict=True
+        for asked, assigned in zip(
+            seen.case.inputs[0]["questions"], seen.data[0]["assigned"], strict=True
         ):
-            told = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
-            if wrong := _malformed(asked, dealt):
-                return f"{told} {wrong}"
-            if wrong := judge(asked, dealt, sum(map(len, dealt))):
-                return f"{told} {wrong}"
+            message = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
+            if wrong := _malformed(asked, assigned):
+                return f"{message} {wrong}"
+            if wrong := judge(asked, assigned, sum(map(len, assigned))):
+                return f"{message} {wrong}"
         return None
 
     return judge_all
 
 
-def _malformed(asked: Call, dealt: Any) -> str | None:
+def _malformed(asked: Call, assigned: Any) -> str | None:
     ranks = asked["ranks"]
-    if type(dealt) is not list or any(type(own) is not list for own in dealt):
+    if type(assigned) is not list or any(type(own) is not list for own in assigned):
         return "return a list for each rank, of numbers of chunks."
-    if len(dealt) != ranks:
-        return f"there are {len(dealt)} lists, for {world_name(ranks)}."
-    numbers = [whole(c) for own in dealt for c in own]
+    if len(assigned) != ranks:
+        return f"there are {len(assigned)} lists, for {world_name(ranks)}."
+    numbers = [whole(c) for own in assigned for c in own]
     if None in numbers or not numbers:
         return "chunks are whole numbers, from 0 on."
     if sorted(numbers) != list(range(len(numbers))):
         twice = sorted({c for c in numbers if numbers.count(c) > 1})
         shown = f"chunk {twice[0]} is there twice" if twice else "a number is left out"
         return f"each chunk has one rank; here {shown}."
-    if len({len(own) for own in dealt}) > 1:
-        return f"the ranks have {[len(own) for own in dealt]} chunks, and so unequal memory."
+    if len({len(own) for own in assigned}) > 1:
+        return f"the ranks have {[len(own) for own in assigned]} chunks, and so unequal memory."
     if len(numbers) % (2 * ranks) or asked["tokens"] % len(numbers):
         return (
             f"{len(numbers)} chunks are no multiple of 2 x {ranks} that divides the tokens equally."
@@ -1231,21 +1231,21 @@ def _malformed(asked: Call, dealt: Any) -> str | None:
     return None
 
 
-def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
+def _deal_even(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
     tokens, window, ranks = asked["tokens"], asked["window"], asked["ranks"]
-    ratio = _busiest(_works(tokens, window, chunks), dealt)
+    ratio = _busiest(_works(tokens, window, chunks), assigned)
     if ratio <= MOST:
         return None
-    loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in dealt]
-    told = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
+    loads = [sum(_works(tokens, window, chunks)[c] for c in own) for own in assigned]
+    message = f"rank {loads.index(max(loads))} has {ratio:.3f} times the mean work."
     per = chunks // ranks
-    own = [sorted(part) for part in dealt]
+    own = [sorted(part) for part in assigned]
     if own == [list(range(r * per, (r + 1) * per)) for r in range(ranks)]:
-        return f"{told} Its chunks lie next to each other: early ones have less work."
+        return f"{message} Its chunks lie next to each other: early ones have less work."
     if chunks == 2 * ranks and own == _folded(chunks, ranks):
         return (
-            f"{told} That is zigzag, which evens out a triangle. A window makes it flat after the "
-            "first tokens: what do smaller chunks do?"
+            f"{message} That is zigzag, which evens out a triangle. A window makes it flat after "
+            "the first tokens: what do smaller chunks do?"
         )
     half = per // 2
     blocks = [
@@ -1253,24 +1253,24 @@ def _deal_even(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
         for r in range(ranks)
     ]
     if own == blocks:
-        return f"{told} Smaller chunks help only if those of a rank lie apart."
+        return f"{message} Smaller chunks help only if those of a rank lie apart."
     if own == [list(range(r, chunks, ranks)) for r in range(ranks)]:
         return (
-            f"{told} In every stride of {ranks} chunks the last rank has the most work. Turn every "
-            "second stride round."
+            f"{message} In every stride of {ranks} chunks the last rank has the most work. Turn "
+            "every second stride round."
         )
-    return f"{told} A token sees at most {window}: itself and those before it."
+    return f"{message} A token sees at most {window}: itself and those before it."
 
 
-def _deal_few(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
+def _deal_few(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
     enough = 2 * asked["ranks"] * _needed(**asked)
     if chunks <= enough:
         return None
     return f"{chunks} chunks; {enough} are enough for {MOST} times the mean."
 
 
-def _deal_both(asked: Call, dealt: list[list[int]], chunks: int) -> str | None:
-    return _deal_even(asked, dealt, chunks) or _deal_few(asked, dealt, chunks)
+def _deal_both(asked: Call, assigned: list[list[int]], chunks: int) -> str | None:
+    return _deal_even(asked, assigned, chunks) or _deal_few(asked, assigned, chunks)
 
 
 ZIGZAG = Task(

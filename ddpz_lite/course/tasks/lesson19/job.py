@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 from ddpz_lite.wire import span
 
 

@@ -1080,9 +1080,9 @@ def _each_plan(
     def judge_all(seen: Observed) -> str | None:
         questions = seen.case.inputs[0]["questions"]
         for asked, placed in zip(questions, seen.data[0]["plans"], strict=True):
-            told = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
+            message = f"With {', '.join(f'{name} = {value}' for name, value in asked.items())}:"
             if wrong := _unfit(asked, placed) or judge(asked, placed):
-                return f"{told} {wrong}"
+                return f"{message} {wrong}"
         return None
 
     return judge_all
@@ -1113,22 +1113,22 @@ def _plan_even(asked: Call, placed: Placed) -> str | None:
         return None
     loads = _loads(asked, placed)
     fullest = loads.index(max(loads))
-    told = f"rank {fullest} has {over:.2f} times the mean."
+    message = f"rank {fullest} has {over:.2f} times the mean."
     mean = sum(asked["counts"]) / asked["ranks"]
     hot = max(placed[fullest], key=lambda e: asked["counts"][e])
     copies = sum(own.count(hot) for own in placed)
     if asked["counts"][hot] / copies > MOST * mean:
         return (
-            f"{told} Expert {hot} alone gives it {asked['counts'][hot] / copies / mean:.2f} times "
-            "the mean: where it lies does not help. Give it another slot."
+            f"{message} Expert {hot} alone gives it {asked['counts'][hot] / copies / mean:.2f} "
+            "times the mean: where it lies does not help. Give it another slot."
         )
     if sum(map(len, placed)) == len(asked["counts"]) < asked["ranks"] * asked["slots"]:
-        return f"{told} No expert has a second slot, and there are free ones."
+        return f"{message} No expert has a second slot, and there are free ones."
     if placed == _in_order(asked):
-        return f"{told} The experts lie in order, whatever their counts."
+        return f"{message} The experts lie in order, whatever their counts."
     if placed == _strides(asked):
-        return f"{told} The experts lie in strides, whatever their counts."
-    return told
+        return f"{message} The experts lie in strides, whatever their counts."
+    return message
 
 
 PLACE = Task(

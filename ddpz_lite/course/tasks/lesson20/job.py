@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddpz_lite.course.check.beside import Kept
+from ddpz_lite.course.check.watch import Kept
 
 
 def goodput(answer: Callable[..., Any], *, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -91,9 +91,9 @@ def _explained(
         if not wrong:
             return None
         likely = max(mistakes, key=lambda name: sum(same(*one, name) for one in given))
-        told = [call for call, got in wrong if same(call, got, likely)]
-        if 2 * len(told) >= len(wrong):
-            return f"With {_told(told[0])}: this is the result if {mistakes[likely]}"
+        alike = [call for call, got in wrong if same(call, got, likely)]
+        if 2 * len(alike) >= len(wrong):
+            return f"With {_told(alike[0])}: this is the result if {mistakes[likely]}"
         return f"With {_told(wrong[0][0])}: {judge(*wrong[0])}"
 
     return judge_all
@@ -1005,11 +1005,11 @@ def _too_slow(call: Call, mesh: Mesh) -> str | None:
     if sum(parts.values()) <= MOST * best * (1 + 1e-9):
         return None
     words = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
-    told = f"a step takes {sum(parts.values()):.3g} s ({words}), and {best:.3g} s is possible."
+    message = f"a step takes {sum(parts.values()):.3g} s ({words}), and {best:.3g} s is possible."
     crosses = mesh[1] > 1 and cluster["per_node"] % mesh[1]
     why = ["Tensor parallelism crosses nodes."] if crosses else []
     why += [words for mistake, words in TOO_SLOW.items() if _best(call, mistake) == mesh]
-    return " ".join([told, *why])
+    return " ".join([message, *why])
 
 
 # mistakes by which a mesh needs more memory
@@ -1033,11 +1033,11 @@ def _wrong_time(call: Call, mesh: Mesh, got: float) -> str | None:
     if math.isclose(got, wanted, rel_tol=1e-6):
         return None
     words = ", ".join(f"{name} {value:.4g}" for name, value in parts.items())
-    told = f"its step takes {wanted:.4g} s ({words}), not {got:.4g}."
+    message = f"its step takes {wanted:.4g} s ({words}), not {got:.4g}."
     for mistake in ("no bubble", "one link", "small enough", "no tensor time"):
         if math.isclose(got, sum(_seconds(model, cluster, mesh, mistake).values()), rel_tol=1e-6):
-            return f"{told} {TIMES[mistake]}"
-    return told
+            return f"{message} {TIMES[mistake]}"
+    return message
 
 
 TIMES = {
@@ -1056,8 +1056,8 @@ def _planned(judge: Callable[..., str | None]) -> Callable[[Call, Any], str | No
                 words for mistake, words in TOO_SLOW.items()
                 if mistake in MORE and _named(found, _least(call, mistake))
             ]  # fmt: skip
-            told = f"a mesh fits, and ValueError was raised: {got['refused']!r}"
-            return " ".join([told, *why])
+            message = f"a mesh fits, and ValueError was raised: {got['refused']!r}"
+            return " ".join([message, *why])
         if (pair := _pair(got["plan"])) is None:
             return "return ((data, tensor, pipeline), seconds): three whole numbers, and a number."
         mesh, seconds = pair

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ddpz_lite.course.check import data
-from ddpz_lite.course.check.beside import Holding, Kept
 from ddpz_lite.course.check.compare import number, whole
 from ddpz_lite.course.check.run import observe
 from ddpz_lite.course.check.task import Case, find
 from ddpz_lite.course.check.vocabulary import explain, explain_number
+from ddpz_lite.course.check.watch import Holding, Kept
 from ddpz_lite.launcher import launch
 
 K = 1000  # elements, 4 kB

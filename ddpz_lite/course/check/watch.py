@@ -30,7 +30,7 @@ PAUSE = 0.002
 class Holding(TorchDispatchMode):
     """Bytes of the storages that an answer made or used and that are still there.
 
-    `with holding:` around each call of the answer, and around nothing else. Whoever holds a
+    `with holding:` around each call of the answer, and around nothing else. No matter who holds a
     storage, it counts: an attribute, a closure, a partial, a global, a hook, autograd's graph, a
     view. It counts whole and once. `known` are the job's own and count nothing, nor does what the
     job makes outside of the block.

@@ -26,6 +26,7 @@ from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
+    calls_of,
     memory_changes,
     two_cuts,
     watched_fsdp2,
@@ -172,6 +173,18 @@ def test_fsdp2_is_watched_only_inside_the_with():
         assert log == []
     after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
+
+
+def test_a_call_that_another_unit_made_comes_below_its_caller():
+    log = [("b", "pre_backward"), ("b", "    unshard"), ("a", "    unshard"), ("a", "        copy")]
+    log += [("a", "pre_backward"), ("a", "    unshard"), ("b", "post_backward")]
+    assert calls_of("a", log) == [
+        "pre_backward of b",
+        "    unshard",
+        "        copy",
+        "pre_backward",
+        "    unshard",
+    ]
 
 
 def step(*, waits: float | None = None, sent: float = 9.0):

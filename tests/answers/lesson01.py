@@ -271,13 +271,13 @@ def scaled_step(parameters, optimizer, scaler):
             "the scale stays",
             scaled(bad='scaler["good_steps"] = 0'),
             says="must be half of what it was",
-            loses=("the scale is halved after an overflow",),
+            loses=("an overflow halves the scale and ends the row",),
         ),
         Wrong(
             "an overflow does not end the row",
             scaled(bad='scaler["scale"] /= 2'),
-            says="count steps in a row",
-            loses=("the scale is halved after an overflow",),
+            says="but 0 was expected: an overflow ends the row",
+            loses=("an overflow halves the scale and ends the row",),
         ),
         Wrong(
             "the scale never grows",
@@ -353,7 +353,7 @@ PROMISES = {
     "01.scaled_step": {
         "divide the gradients by the scale and make the step": STEPS,
         "then **no** weight may change": (*OVERFLOW, "overflow"),
-        "the scale is halved": ("the scale is halved after an overflow", "overflow"),
+        "the scale is halved": ("an overflow halves the scale and ends the row", "overflow"),
         "it is doubled, and the count starts again at 0": GROWS,
         "An overflow sets it to 0": GROWS,
         "The gradients are cleared in both cases": (*OVERFLOW, "overflow"),
@@ -629,6 +629,8 @@ PROMISES["01.largest_batch"] = {
     "Each time you write down its peak memory": None,
     "Every sample adds equally many bytes": (*PLAIN, ""),
     "gradients are freed after each step": None,
+    "Assume that the peak occurs in backward in every step": None,
+    "The first step and the later ones are not quite the same": (*STATEFUL, "states"),
     "the peak may be exactly this large": (*ENOUGH, "edge"),
 }
 
@@ -647,6 +649,6 @@ WRONG["01.scaled_step"] += [
             ('scaler["scale"] /= 2', 'scaler["scale"] = max(1.0, scaler["scale"] / 2)'),
         ),
         says="must be half of what it was",
-        loses=("the scale is halved after an overflow",),
+        loses=("an overflow halves the scale and ends the row",),
     ),
 ]

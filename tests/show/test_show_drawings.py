@@ -7,18 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-<<<<<<< HEAD
-from ddpz_lite.course.show import lesson06
+from ddpz_lite.course.show import lesson03, lesson06
 from ddpz_lite.course.show.lesson05 import (
     bucket_layout,
     bucket_sizes,
     exposed,
     versions,
 )
-=======
-from ddpz_lite.course.show import lesson03, lesson06
-from ddpz_lite.course.show.lesson05 import bucket_sizes, exposed, versions
->>>>>>> eb2
 from ddpz_lite.course.show.lesson07 import (
     chord,
     delay,
@@ -31,6 +26,7 @@ from ddpz_lite.course.show.lesson10 import on_one_axis
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
+    calls_of,
     memory_changes,
     two_cuts,
     watched_fsdp2,
@@ -60,11 +56,8 @@ def shown(monkeypatch):
         calls.figures.append(fig)
 
     for module in (
-<<<<<<< HEAD
-        "lesson05",
-=======
         "lesson03",
->>>>>>> eb2
+        "lesson05",
         "lesson06",
         "lesson07",
         "lesson09",
@@ -84,10 +77,10 @@ def steps_of(seconds):
     return SimpleNamespace(world_size=1, spans=spans, ledger=[sent])
 
 
-<<<<<<< HEAD
 def legend_of(fig):
     return [text.get_text() for text in fig.legends[0].get_texts()]
-=======
+
+
 def test_four_ranks_share_one_batch(shown):
     lesson03.one_batch()
     ((alt, table),) = shown
@@ -106,7 +99,6 @@ def test_the_gradient_of_a_sum_comes_from_both_losses(shown):
         sum(hasattr(text, "arrow_patch") for text in axes.texts) for axes in (forward, backward)
     ]
     assert arrows == [4, 3]
->>>>>>> eb2
 
 
 def test_steps_that_are_compared_share_one_time_axis(shown):
@@ -181,6 +173,18 @@ def test_fsdp2_is_watched_only_inside_the_with():
         assert log == []
     after = [getattr(source.FSDPParamGroup, n) for n in METHODS]
     assert [*after, *(getattr(source, n) for n in FUNCTIONS)] == before
+
+
+def test_a_call_that_another_unit_made_comes_below_its_caller():
+    log = [("b", "pre_backward"), ("b", "    unshard"), ("a", "    unshard"), ("a", "        copy")]
+    log += [("a", "pre_backward"), ("a", "    unshard"), ("b", "post_backward")]
+    assert calls_of("a", log) == [
+        "pre_backward of b",
+        "    unshard",
+        "        copy",
+        "pre_backward",
+        "    unshard",
+    ]
 
 
 def step(*, waits: float | None = None, sent: float = 9.0):

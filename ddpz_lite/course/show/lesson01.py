@@ -1,17 +1,20 @@
-"""The figure of lesson 01: what is inside a GPT."""
+"""The figures of lessons 01 and 01b: what is inside a GPT, and does its training fit?"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddpz_lite.course.show.canvas import figure, house_style
+from ddpz_lite.course.show.canvas import figure, house_style, stacked_bars
 from ddpz_lite.course.show.page import show_figure
+from ddpz_lite.course.show.sliders import explore, options
 from ddpz_lite.course.show.style import CARD, MUTED_COLOR, SERIES, TEXT_COLOR
 
 LINE = {"color": TEXT_COLOR, "linewidth": 1.2, "marker": ""}
+DEVICES = (24, 80)  # GB
 BLOCK = (  # left edge, width, name, what it reads
     (2.55, 0.75, "norm", SERIES[7]),
-    (3.5, 1.6, "attention\n(earlier positions)", SERIES[0]),
+    (3.5, 1.6, "attention\n(looks back)", SERIES[0]),
     (6.1, 0.75, "norm", SERIES[7]),
     (7.05, 1.6, "2 linear layers\n(this position)", SERIES[1]),
 )
@@ -25,7 +28,7 @@ def gpt_block(model: Any) -> None:
     fig, axes = figure(height=2.5)
     with house_style():
         axes.plot([1.5, 10.4], [1.0, 1.0], color=TEXT_COLOR, linewidth=2.5, marker="", zorder=1)
-        _box(axes, 0.05, 0.55, 1.45, "embeddings\ntoken + position", SERIES[4])
+        _box(axes, 0.05, 0.55, 1.45, "embeddings:\ntoken and\nposition", SERIES[4])
         _box(axes, 10.4, 0.55, 1.5, "norm\noutput head\n256 scores", SERIES[2])
         for left, width, name, style in BLOCK:
             _box(axes, left, 2.0, width, name, style)
@@ -52,6 +55,40 @@ def gpt_block(model: Any) -> None:
         ["last norm and output head", vocabulary, _count(model.norm, model.head)],
     ]
     show_figure(fig, alt=alt, table=table)
+
+
+def explore_needs(
+    needs: Callable[..., dict[str, float]], models: Sequence[str], optimizers: Sequence[str]
+) -> None:
+    """Sliders over a memory calculator, drawn as one bar next to devices of 24 and of 80 GB.
+
+    needs: returns bytes by kind for model, optimizer, precision, windows and checkpointing.
+    """
+
+    def draw(**settings: Any) -> Any:
+        parts = needs(**settings)
+        total = sum(parts.values()) / 1e9
+        fig, axes = figure(height=2.0)
+        with house_style():
+            stacked_bars(axes, [""], [parts], list(parts), (1e9, "GB"))
+            for limit in DEVICES:
+                axes.axvline(limit, color=TEXT_COLOR, linestyle="--", linewidth=1)
+            axes.set_xlim(0, max(100, 1.17 * total))
+            axes.set_xlabel("GB, modelled (dashed: devices of 24 and of 80 GB)")
+        fits = next((f"fits {limit} GB" for limit in DEVICES if total <= limit), "fits neither")
+        alt = f"{total:.1f} GB in all: {fits}. "
+        alt += ", ".join(f"{kind} {size / 1e9:.1f} GB" for kind, size in parts.items()) + "."
+        rows = [[kind, size / 1e9] for kind, size in parts.items()]
+        return fig, alt, [["kind", "GB"], *rows, ["all", total]]
+
+    explore(
+        draw,
+        model=options("Model", models, default="1.3 B"),
+        optimizer=options("Optimizer", optimizers, default="AdamW"),
+        precision=options("Precision", ["fp32", "mixed"], default="mixed"),
+        windows=options("Batch", [1, 2, 4, 8, 16, 32], default=8, unit="windows of 2,048"),
+        checkpointing=options("Checkpointing", ["off", "on"], default="off"),
+    )
 
 
 def _box(axes: Any, left: float, bottom: float, width: float, name: str, style: Any) -> None:

@@ -185,6 +185,22 @@ def watched_fsdp2() -> Iterator[list[tuple[str, str]]]:
             setattr(owner, name, original)
 
 
+def calls_of(unit: str, log: Sequence[tuple[str, str]]) -> list[str]:
+    """One unit's lines of a log, and for a call that another unit's method made, also that line."""
+    lines: list[str] = []
+    around: list[tuple[str, str]] = []  # the calls that enclose the current one, and itself
+    for whose, line in log:
+        depth = (len(line) - len(line.lstrip())) // 4
+        around[depth:] = [(whose, line)]
+        if whose != unit:
+            continue
+        caller = around[depth - 1] if depth else around[depth]
+        if caller[0] != unit:
+            lines.append(f"{caller[1]} of {caller[0]}")
+        lines.append(line)
+    return lines
+
+
 def _noting(original: Any, name: str, around: list[str], log: list[tuple[str, str]]) -> Any:
     def noting(*args: Any, **kwargs: Any) -> Any:
         unit = getattr(args[0], "_module_fqn", "") if args else ""

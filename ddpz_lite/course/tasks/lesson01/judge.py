@@ -482,7 +482,15 @@ def _scale_cure(step: int, got: dict, right: dict, before: float, interval: int)
             "made."
         )
     if number(got["good_steps"]) != right["good_steps"]:
-        return f"After step {step} good_steps is {got['good_steps']}: count steps in a row."
+        why = "count good steps in a row"
+        if not right["stepped"]:
+            why = "an overflow ends the row"
+        elif right["scale"] > before:
+            why = "the scale was just doubled, so the count starts again"
+        return (
+            f"After step {step} good_steps is {got['good_steps']}, but {right['good_steps']} was "
+            f"expected: {why}."
+        )
     if number(got["interval"]) != interval:
         return f"After step {step} the interval is {got['interval']}: do not change it."
     return None
@@ -500,7 +508,9 @@ SCALED_STEP = Task(
         Criterion(
             "an overflow anywhere: no step at all", 2, _scaled_values, on=("overflow", "growth")
         ),
-        Criterion("the scale is halved after an overflow", 1, _scaled_scale, on=("overflow",)),
+        Criterion(
+            "an overflow halves the scale and ends the row", 1, _scaled_scale, on=("overflow",)
+        ),
         Criterion("the scale grows after good steps in a row", 1, _scaled_scale, on=("growth",)),
     ),
     hints=(
@@ -621,7 +631,8 @@ LARGEST_BATCH = Task(
         Criterion("just enough, and not enough", 1, _batches, on=("edge",)),
     ),
     hints=(
-        "What part of the peak does not depend on the batch? How do two measurements show it?",
+        "Which tensors exist in the second step but not in the first? And which part of the peak "
+        "does not depend on the batch?",
         "A line through two points: its slope is what a sample takes. What does the second step "
         "hold from the first on?",
         "fixed = peak - batch * slope, plus 4 bytes per parameter with momentum or 8 with AdamW. "

@@ -223,7 +223,7 @@ def show_step(blocks: int = 4, *, title: str) -> None:
     moments = life(blocks)
     fig, axes = figure(height=2.5)
     with house_style():
-        _draw_units(axes, moments, len(moments), whole="unsharded")
+        _draw_units(axes, moments, len(moments))
         axes.set_title(title)
         axes.set_xticks([])
         axes.set_xlim(-0.6, len(moments) - 0.4)
@@ -235,7 +235,7 @@ def show_step(blocks: int = 4, *, title: str) -> None:
     )
 
 
-def _draw_units(axes: Any, moments: list[Moment], at: int, whole: str = "whole") -> None:
+def _draw_units(axes: Any, moments: list[Moment], at: int) -> None:
     names = list(moments[0].states)
     for x, moment in enumerate(moments):
         shade = {"linewidth": 0, "alpha": 1.0 if x <= at else FAINT}
@@ -248,9 +248,8 @@ def _draw_units(axes: Any, moments: list[Moment], at: int, whole: str = "whole")
     drawn = {state for moment in moments for state in moment.states.values()}
     order = [state for state in STATES if state in drawn]
     solid = [swatch(STATES[state]) for state in order]
-    labels = [whole if state == "whole" else state for state in order]
     axes.legend(
-        solid, labels, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=6, handlelength=1.4
+        solid, order, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=6, handlelength=1.4
     )
 
 

@@ -51,8 +51,8 @@ def test_the_words_of_a_step_and_its_table():
     model.go(1)
     assert model.moves() == [Move(1, 0, 1, "added"), Move(0, 1, 0, "added")]
     assert model.sentence == (
-        "First half, step 0: each rank receives one chunk from the rank on its left and adds it: rank 0 "
-        "chunk 1, rank 1 chunk 0. 2 of 4 chunks hold the whole sum."
+        "First half, step 0: each rank receives one chunk from the rank on its left and adds it: "
+        "rank 0 chunk 1, rank 1 chunk 0. 2 of 4 chunks hold the whole sum."
     )
     assert model.table == [
         ["rank", "chunk 0", "chunk 1"],

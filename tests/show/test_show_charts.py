@@ -258,6 +258,15 @@ def test_the_figure_of_placements(drawn):
     (legend,) = drawn[1][0].legends
     names = [text.get_text()[0] for text in legend.get_texts()]
     assert names == ["R", "P"], "no letter that is not in the figure"
+    boxes = {letter: placements._box(0, 0, 1, 1, letter) for letter in placements.MEANINGS}
+    looks = {
+        tuple((p.get_facecolor(), p.get_hatch(), p.get_width()) for p in parts)
+        for parts in boxes.values()
+    }
+    assert len(looks) == 3
+    for parts in boxes.values():
+        for patch in parts:  # colours are for the kinds of state
+            assert max(patch.get_facecolor()[:3]) - min(patch.get_facecolor()[:3]) < 0.05
     with pytest.raises(ValueError, match="at least one stage"):
         show.step_placements()
     with pytest.raises(ValueError, match="stage must be 0"):

@@ -34,7 +34,7 @@ CALCULATED = {  # the sliders that the site has, of those of the lesson
 }
 WINDOWS = 4
 UNIT = re.compile(r">(root|block \d+)</td><td[^>]*>[^<]*</td><td[^>]*>([\d.,]+)<")
-SCALE = re.compile(r"whole, (bytes|[kMG]B)<")
+SCALE = re.compile(r"unsharded, (bytes|[kMG]B)<")
 BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -56,7 +56,7 @@ def ring_steps(stored: str = "") -> dict[str, Any]:
         for _ in range(model.last + 1):
             states[-1].append(_drawn(_ring_svg(model), model.sentence))
             model.go(1)
-    sliders = [_slider("World size", WORLDS, 4), {"label": "Step", "kind": "slider", "start": 1}]
+    sliders = [_slider("World size", WORLDS, 4), {"label": "Moment", "kind": "slider", "start": 1}]
     return {"sliders": sliders, "states": states}
 
 
@@ -158,7 +158,7 @@ def _life(sizes: dict[str, float], overlap: bool, keep: bool) -> list[str]:
         parts = []
         for row, (name, state) in enumerate(moment.states.items()):
             top = 4 + 30 * row
-            full = state in unit_life.WHOLE
+            full = state in unit_life.ALLOCATED
             wide = (WIDTH - 190) * sizes[name] / max(sizes.values()) / (1 if full else 4)
             parts += [_text(0, top + 17, name), _text(70, top + 17, state)]
             parts.append(_box(160, top, wide, 24, unit_life.STATES[state].color))

@@ -64,7 +64,9 @@ class MemoryTimeline(TorchDispatchMode):
     batch created before does not. Memory that one operation allocates and frees is not seen.
 
     [Note: resize_] Changing a storage's size is not an operation in torch, so
-    `UntypedStorage.resize_` is watched while the context is open. Several timelines must nest.
+    `UntypedStorage.resize_` is watched while the context is open. A storage that was empty until
+    then counts as transient, unless it is of another kind: FSDP2 keeps empty storages for its
+    unsharded parameters, in objects that `memory` does not search. Several timelines must nest.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -165,7 +167,10 @@ class MemoryTimeline(TorchDispatchMode):
         original = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            was_empty = storage.nbytes() == 0
             result = original(storage, size)
+            if was_empty and storage._cdata not in self._live:
+                self._watch(storage, "transient")  # all of its bytes are created here
             self._resized(storage)
             return result
 

@@ -373,6 +373,17 @@ def test_resized_storages_are_followed():
     assert torch.UntypedStorage.resize_ is original
 
 
+def test_a_storage_that_was_empty_counts_once_it_is_filled():
+    """FSDP2 keeps such storages between steps, and `memory` does not find them."""
+    emptied, kept = torch.empty(100), torch.empty(100)
+    emptied.untyped_storage().resize_(0)
+    with MemoryTimeline(MLP([2, 2], bias=False)) as timeline:
+        emptied.untyped_storage().resize_(400)
+        kept.untyped_storage().resize_(800)  # from before the `with`, and it was not empty
+        emptied.untyped_storage().resize_(0)
+    assert [kinds["transient"] for _, kinds in timeline.samples] == [0, 400, 0]
+
+
 def test_an_error_inside_leaves_torch_as_it_was():
     model, original = MLP([2, 2]), torch.UntypedStorage.resize_
     timeline = MemoryTimeline(model)

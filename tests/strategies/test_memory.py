@@ -201,7 +201,7 @@ def peak_of_a_step(kind: str, prefetch: bool = True) -> dict[str, int]:
 
 @pytest.mark.rest
 def test_the_peak_next_to_fsdp2():
-    """It is FSDP2's, but for the unit that is prefetched and half of the buffer that receives.
+    """It is FSDP2's, which prefetches too, but for half of the buffer that receives.
 
     Our reduction is an all-to-all: it sends half of what gloo's reduce-scatter sends, and receives
     a row from each rank; FSDP2's has the sum alone, a row (gloo's own buffers are not seen).
@@ -214,4 +214,4 @@ def test_the_peak_next_to_fsdp2():
         p.numel() for p in GPT(GPTConfig(layers=1, width=100, heads=4)).blocks.parameters()
     )
     assert prefetched - alone == block
-    assert abs(alone - fsdp2 - block / 2) < 0.03 * block, (alone, fsdp2, block)
+    assert abs(prefetched - fsdp2 - block / 2) < 0.03 * block, (prefetched, fsdp2, block)

@@ -2,9 +2,10 @@
 
 `life` plays the schedule: one `Moment` after another, each with the state of every unit and the
 collectives that begin. `held` counts the elements on one rank at a moment, `picture` draws a step
-with one moment marked. The lesson on ZeRO-3 compares `calls` with what its ranks really called.
+with one moment marked, and `show_step` the units alone. The lesson on ZeRO-3 compares `calls` with
+what its ranks really called.
 
-    root       embeddings, last norm and head: gathered once, whole until its backward is over
+    root       embeddings, last norm and head: gathered once, unsharded until its backward is over
     block i    gathered before use, freed after it, in forward and again in backward
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, swatch
-from ddpz_lite.course.show.page import Table
+from ddpz_lite.course.show.page import Table, show_figure
 from ddpz_lite.course.show.style import (
     SERIES,
     TEXT_COLOR,
@@ -26,11 +27,11 @@ from ddpz_lite.course.show.style import (
 )
 
 ROOT = "root"
-WHOLE = ("gathering", "whole", "forward", "backward")  # states in which `full` is allocated
+ALLOCATED = ("gathering", "unsharded", "forward", "backward")  # states in which `full` has bytes
 STATES: dict[str, SeriesStyle] = {
-    "shard": SeriesStyle("#E4E4DC", "", ""),
+    "sharded": SeriesStyle("#E4E4DC", "", ""),
     "gathering": style_of("all_gather"),
-    "whole": SeriesStyle("#D6E8F3", "", ""),
+    "unsharded": SeriesStyle("#D6E8F3", "", ""),
     "forward": style_of("forward"),
     "backward": style_of("backward"),
     "reducing": style_of("reduce_scatter"),
@@ -50,12 +51,14 @@ class Moment:
 
     text: what happens, in words. states: of every unit, one of STATES. calls: the collectives that
     begin, ("all_gather" or "reduce_scatter", unit). reduced: units whose gradient shard is there.
+    in_backward: the backward of the head has begun, so the root has a gradient.
     """
 
     text: str
     states: Mapping[str, str]
     calls: tuple[tuple[str, str], ...] = ()
     reduced: frozenset[str] = frozenset()
+    in_backward: bool = False
 
 
 class _Step:
@@ -64,32 +67,32 @@ class _Step:
     def __init__(self, blocks: int, overlap: bool, keep: bool) -> None:
         self.names = [ROOT, *(f"block {i}" for i in range(blocks))]
         self.overlap, self.keep = overlap, keep
-        self.now = dict.fromkeys(self.names, "shard")
+        self.now = dict.fromkeys(self.names, "sharded")
         self.calls: list[tuple[str, str]] = []
         self.reduced: set[str] = set()
+        self.in_backward = False
         self.moments: list[Moment] = []
 
     def note(self, text: str) -> None:
         also = [f"{n} is gathered" for n, s in self.now.items() if s == "gathering"]
         also += [f"{n}'s gradients are reduced" for n, s in self.now.items() if s == "reducing"]
         text = "; ".join([text, *also] if text else also)
-        self.moments.append(
-            Moment(text, dict(self.now), tuple(self.calls), frozenset(self.reduced))
-        )
+        calls, reduced = tuple(self.calls), frozenset(self.reduced)
+        self.moments.append(Moment(text, dict(self.now), calls, reduced, self.in_backward))
         self.calls = []
 
     def gather(self, name: str) -> None:
-        """Start to make a unit whole, unless it is or does not exist."""
-        if self.now.get(name) == "shard":
+        """Start to unshard a unit, unless it is unsharded or does not exist."""
+        if self.now.get(name) == "sharded":
             self.now[name] = "gathering"
             self.calls.append(("all_gather", name))
 
     def use(self, name: str) -> None:
-        """Make a unit whole now: a moment of waiting, if its gather was not started before."""
-        if self.now[name] == "shard":
+        """Unshard a unit now: a moment of waiting, if its gather was not started before."""
+        if self.now[name] == "sharded":
             self.gather(name)
             self.note("")
-        self.now[name] = "whole"
+        self.now[name] = "unsharded"
 
     def reduce(self, name: str) -> None:
         """Free a unit and reduce its gradients; without overlap all ranks wait for it."""
@@ -103,25 +106,25 @@ class _Step:
     def settle(self) -> None:
         for name in self.names:
             if self.now[name] == "reducing":
-                self.now[name] = "shard"
+                self.now[name] = "sharded"
                 self.reduced.add(name)
 
     def compute(self, name: str, state: str, text: str) -> None:
         self.now[name] = state
         self.note(text)
-        self.now[name] = "whole"
+        self.now[name] = "unsharded"
 
 
 def life(blocks: int = 4, overlap: bool = False, keep: bool = False) -> list[Moment]:
     """All moments of one step of a model with that many equal blocks.
 
     overlap: gather the next unit, and reduce the last one, while one computes. keep: blocks stay
-    whole from forward to backward. Raises ValueError for fewer than one block.
+    unsharded from forward to backward. Raises ValueError for fewer than one block.
     """
     if blocks < 1:
         raise ValueError(f"life: a model needs at least one block, got {blocks}.")
     step = _Step(blocks, overlap, keep)
-    step.note("between two steps: every unit is a shard")
+    step.note("between two steps: every unit is sharded")
     step.use(ROOT)
     _forward(step)
     _backward(step)
@@ -137,11 +140,12 @@ def _forward(step: _Step) -> None:
             step.gather(step.names[here + 1])
         step.compute(name, "forward", f"{name} computes forward")
         if not step.keep:
-            step.now[name] = "shard"
+            step.now[name] = "sharded"
     step.compute(ROOT, "forward", "the head and the loss compute")
 
 
 def _backward(step: _Step) -> None:
+    step.in_backward = True
     step.compute(ROOT, "backward", "backward of the loss and the head")
     for here in range(len(step.names) - 1, 0, -1):
         name = step.names[here]
@@ -162,26 +166,19 @@ def calls(moments: list[Moment]) -> list[tuple[str, str]]:
 def held(moment: Moment, sizes: Mapping[str, int], world: int) -> dict[str, float]:
     """What one rank holds at a moment, by kind, in the unit of `sizes` (elements or bytes).
 
-    sizes: {unit: size of the whole}. Send and receive buffers are not counted, and a gradient
-    counts as whole from the moment in which its unit computes backward.
+    sizes: {unit: size of the unsharded unit}. Parameters and gradients only, without the buffers of
+    messages. A gradient is unsharded from the moment in which its unit computes backward; the
+    root's begins with the head and lasts until the embedding is done.
     """
     states = moment.states
-    began = {ROOT} if _root_has_gradients(moment) else set()
+    began = {ROOT} if moment.in_backward else set()
     grads = began | {n for n, s in states.items() if s in ("backward", "reducing")}
     return {
         "shards of parameters": sum(sizes.values()) / world,
-        "unsharded units": sum(sizes[n] for n, s in states.items() if s in WHOLE),
+        "unsharded units": sum(sizes[n] for n, s in states.items() if s in ALLOCATED),
         "unsharded gradients": sum(sizes[n] for n in grads - moment.reduced),
         "shards of gradients": sum(sizes[n] for n in moment.reduced) / world,
     }
-
-
-def _root_has_gradients(moment: Moment) -> bool:
-    """The head is first in backward and the embedding last, so the root's gradients wait."""
-    others = [state for name, state in moment.states.items() if name != ROOT]
-    return moment.states[ROOT] == "whole" and (
-        bool(moment.reduced) or any(state in ("backward", "reducing") for state in others)
-    )
 
 
 def picture(
@@ -213,12 +210,29 @@ def picture(
     states = ", ".join(f"{name} {state}" for name, state in moments[at].states.items())
     alt = f"Moment {at} of {len(moments) - 1}: {moments[at].text}. {states}. "
     alt += f"One of {world} ranks holds {in_bytes(total)}: {parts}."
-    rows: list[list[Any]] = [["unit", "state", f"whole, {unit[1]}", f"shard, {unit[1]}"]]
+    rows: list[list[Any]] = [["unit", "state", f"unsharded, {unit[1]}", f"sharded, {unit[1]}"]]
     rows += [
         [name, moments[at].states[name], sizes[name] / unit[0], sizes[name] / world / unit[0]]
         for name in sizes
     ]
     return fig, alt, rows
+
+
+def show_step(blocks: int = 4, *, title: str) -> None:
+    """Draw the state of every unit through a step without overlap, moment by moment."""
+    moments = life(blocks)
+    fig, axes = figure(height=2.5)
+    with house_style():
+        _draw_units(axes, moments, len(moments))
+        axes.set_title(title)
+        axes.set_xticks([])
+        axes.set_xlim(-0.6, len(moments) - 0.4)
+    told = "; ".join(moment.text for moment in moments)
+    alt = f"One step of ZeRO-3 over {blocks} blocks, unit by unit, as time passes. {told}."
+    head = ["moment", *moments[0].states]
+    show_figure(
+        fig, alt=alt, table=[head, *([i, *m.states.values()] for i, m in enumerate(moments))]
+    )
 
 
 def _draw_units(axes: Any, moments: list[Moment], at: int) -> None:

@@ -37,9 +37,9 @@ STATES: dict[str, SeriesStyle] = {
 }
 FAINT = 0.45  # opacity of what is still to come
 KINDS: dict[str, SeriesStyle] = {
-    "shards of parameters": SERIES[0],
-    "unsharded units": SERIES[3],
-    "unsharded gradients": SERIES[1],
+    "shards of parameters": STATES["sharded"],
+    "unsharded units": STATES["unsharded"],
+    "unsharded gradients": SERIES[5],
     "shards of gradients": SERIES[2],
 }
 

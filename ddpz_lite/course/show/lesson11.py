@@ -122,7 +122,7 @@ def side_by_side(
     names = list(measured)
     peak_kinds = [k for k in TIMELINE_KINDS if any(one["peak"][k] for one in measured.values())]
     peaks = {name: sum(one["peak"].values()) for name, one in measured.items()}
-    fig, (left, middle, last) = figure(1, 3, height=2.9, sharey=True)
+    fig, (left, middle, last) = figure(1, 3, height=3.1, sharey=True)
     with house_style():
         before = [0.0] * len(names)
         for kind in KINDS:
@@ -153,7 +153,7 @@ def side_by_side(
             axes.set_xlabel("MB")
             axes.tick_params(axis="y", length=0)
             axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
-        fig.legend(*last.get_legend_handles_labels(), loc="outside lower left", ncols=6)
+        fig.legend(*last.get_legend_handles_labels(), loc="outside lower left", ncols=3)
     alt = "Strategies side by side. " + " ".join(
         f"{name}: holds {sum(one['held'].values()) / 1e6:.2f} MB, sends {one['sent'] / 1e6:.2f} MB "
         f"per step, peak {peaks[name] / 1e6:.2f} MB."

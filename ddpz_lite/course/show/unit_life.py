@@ -196,7 +196,7 @@ def picture(
     amounts = [held(moment, sizes, world) for moment in moments]
     fig, (units, memory) = figure(2, 1, height=4.6, sharex=True)
     with house_style():
-        units.set_title(f"{at}: {moments[at].text}", fontsize=10)
+        units.set_title(f"{at}: {moments[at].text}", fontsize=9)
         _draw_units(units, moments, at)
         unit = _draw_memory(memory, amounts, at)
         for axes in (units, memory):

@@ -134,7 +134,7 @@ def side_by_side(
         middle.barh(
             names,
             [one["sent"] / 1e6 for one in measured.values()],
-            **style_of("all_gather").patch_kwargs,
+            **style_of("all_reduce").patch_kwargs,
         )
         before = [0.0] * len(names)
         for kind in peak_kinds:

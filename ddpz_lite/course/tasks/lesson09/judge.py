@@ -277,7 +277,7 @@ def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
     near = partial(torch.isclose, rtol=RTOL, atol=1e-5)
     moved, fine = ~torch.isclose(flat, start), near(flat, good)
     if not moved.any():
-        return "the parameters have not changed. Do you copy the updated shards back into them?"
+        return "the parameters have not changed. Do you copy the updated shares back into them?"
     if fine.any() and torch.equal(fine | ~moved, torch.ones_like(fine)):
         return (
             f"{int((~fine).sum())} of {len(flat)} elements have not changed. Which rank owns "
@@ -321,7 +321,7 @@ def _zero1_states(seen: Observed) -> str | None:
     if total < kinds * psi:
         return f"All ranks together keep {total} state elements; {kinds * psi} are needed."
     bytes_ = 4 * (kinds + 2) * sum(shares) + COUNTERS * len(shares)
-    why = "between steps, its part of the states and a copy of its parameters and gradients"
+    why = "between steps, its share of the states and a copy of its parameters and gradients"
     return holds_at_most(seen, lambda got: got["held"], bytes_, why) or (
         _zero1_used(seen) if seen.case.kind == "changed" else None
     )
@@ -414,10 +414,11 @@ ZERO1 = Task(
     hints=(
         "Which elements does rank r update? Which gradients does it need, and which ranks need "
         "its result?",
-        "Lay parameters and gradients end to end and pad: a flat buffer of N equal shards. The "
-        "inner optimizer has one parameter, this rank's shard.",
-        "step: flat gradient -> reduce_scatter (given) / world -> shard.grad; optimizer.step() on "
-        "the shard; all_gather (given) of the shards; copy back into the parameters.",
+        "Lay parameters and gradients end to end and pad: a flat buffer of N equal shares. The "
+        "inner optimizer has one parameter, this rank's share.",
+        "step: flat gradient -> reduce_scatter (given) / world -> share.grad; optimizer.step() on "
+        "the share; all_gather (given) of the shares; copy back into the parameters. With whole "
+        "parameters: dist.reduce to the owner; the owner steps; dist.broadcast.",
     ),
     debrief="ZeroRedundancyOptimizer behind DDP pays 3Ψ: an all-reduce, then broadcasts. "
     "ddpz_lite's "

@@ -590,16 +590,6 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     assert rows["0"].startswith("0 of ")
 
 
-def test_hints_come_one_by_one_and_after_the_last_all_again(capsys):
-    seen = []
-    for _ in range(4):
-        check.hint("03.weighted_mean")
-        seen.append([line[:11] for line in capsys.readouterr().out.splitlines() if "hint" in line])
-    one, two, three = (f"hint {number} of 3" for number in (1, 2, 3))
-    assert seen == [[one], [two], [three], [one, two, three]]
-    assert Progress.load().of("03.weighted_mean").hints == 3
-
-
 def test_progress_can_be_reset_in_full_or_by_lesson(capsys):
     progress = Progress.load()
     for task in ("02.ring", "03.weighted_mean", "03.same_start"):

@@ -63,19 +63,14 @@ class _Check:
             raise CheckFailed(f"{task.id}: {verdict.points} of {verdict.out_of} points")
 
     def hint(self, task_id: str) -> None:
-        """Print the next hint of a task, after the last one all of them.
-
-        There are three: a question, a nudge, a sketch.
-        """
+        """Print the next hint of a task. There are three: a question, a nudge, a sketch."""
         task = find(task_id)
         progress = Progress.load()
         mark = progress.of(task_id)
-        every = len(task.hints)
-        shown = range(every) if mark.hints >= every else [mark.hints]
-        mark.hints = min(mark.hints + 1, every)
+        number = min(mark.hints, len(task.hints) - 1)
+        mark.hints = number + 1
         progress.save()
-        for number in shown:
-            print(_wrapped(f"hint {number + 1} of {every}: ", task.hints[number]))
+        print(_wrapped(f"hint {number + 1} of {len(task.hints)}: ", task.hints[number]))
 
     def seed(self) -> int:
         """The learner's seed, for tasks in which each learner makes a run of their own."""

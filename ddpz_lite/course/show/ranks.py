@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import CARD, in_seconds, seconds_unit, style_of
+from ddpz_lite.course.show.style import in_seconds, seconds_unit, style_of
 from ddpz_lite.meter.intervals import Interval, gaps, length
 
 Rows = list[dict[tuple[str, str], list[Interval]]]
@@ -98,13 +98,6 @@ def draw_bars(
                 extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
             )
             handles[name] = bar
-            # Calls that follow each other at once would look like a single one.
-            wide = [(start, end) for start, end in seen if end - start > 8 * least]
-            joints = [
-                start / unit for (_, end), (start, _) in pairwise(wide) if abs(start - end) < least
-            ]
-            edges = (rank + offset, rank + offset + height)
-            axes.vlines(joints, *edges, color=CARD, linewidth=1.5, zorder=bar.get_zorder())
     is_idle = any(end - start >= least for intervals in free for start, end in intervals)
     return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})
 

@@ -56,7 +56,7 @@ def ring_steps(stored: str = "") -> dict[str, Any]:
         for _ in range(model.last + 1):
             states[-1].append(_drawn(_ring_svg(model), model.sentence))
             model.go(1)
-    sliders = [_slider("World size", WORLDS, 4), {"label": "Step", "kind": "slider", "start": 1}]
+    sliders = [_slider("World size", WORLDS, 4), {"label": "Moment", "kind": "slider", "start": 1}]
     return {"sliders": sliders, "states": states}
 
 

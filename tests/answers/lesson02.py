@@ -835,6 +835,19 @@ WRONG["02.node_all_reduce"] = [
         loses=PLACED,
     ),
     Wrong(
+        "the half chosen by the rank's number, not by its place on the node",
+        altered(
+            "02.node_all_reduce",
+            (
+                "mine, other = halves[place], halves[1 - place]",
+                "mine, other = halves[rank % 2], halves[1 - rank % 2]",
+            ),
+            ("exchange(far[place], mine, received)", "exchange(far[rank % 2], mine, received)"),
+        ),
+        says="deadlock: rank",
+        loses=PLACED,
+    ),
+    Wrong(
         "the odd element is in no half",
         altered(
             "02.node_all_reduce",

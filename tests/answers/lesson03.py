@@ -1551,8 +1551,9 @@ PROMISES["03.diagnose"] = {
     "nothing is sent": (*SIZES, ""),
     "divided by the number of all samples": (*BETWEEN, ""),
     "every rank can compute what each mistake would give": None,
+    "Choose samples for which no two mistakes give the same gradients": (*SIZES, ""),
     "the same on every rank": (*SIZES, ""),
-    "call `step` **at most three times**": ("at most three calls", ""),
+    "Call `step` **at most three times**": ("at most three calls", ""),
     "All ranks call it together and equally often": (*SIZES, ""),
     "the same number of micro-batches on every rank": None,
 }

@@ -326,6 +326,22 @@ def shard_blocks(model):
             WHOLE,
         ),
         Wrong(
+            "not freed after backward, and gathered only where it is free",
+            zero3(after_backward="pass").replace(
+                "            whole, offset = all_gather(shard), 0",
+                "            if parameters[0].untyped_storage().size():\n                return\n"
+                "            whole, offset = all_gather(shard), 0",
+            ),
+            says="Block 0 was still unsharded after the backward of step 0",
+            loses=SGD,
+        ),
+        Wrong(
+            "a hook returns another gradient",
+            zero3(before_backward="gather()\n            return 2 * gradient"),
+            says="times the mean gradient. Check how you divide, and that no hook",
+            loses=SGD,
+        ),
+        Wrong(
             "freed at the first gradient of a block",
             zero3().replace(
                 "waiting.discard(parameter)", "free()\n            waiting.discard(parameter)"

@@ -9,6 +9,7 @@ import copy
 import importlib
 import os
 import random
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -588,6 +589,15 @@ def test_progress_shows_bar_points_hints_and_the_sum(capsys):
     assert "██████░░░░    3 of 5    1 of 3" in rows["03.weighted_mean"]
     assert rows["sum"].split()[2:4] == ["3", "of"]
     assert rows["0"].startswith("0 of ")
+
+
+def test_after_the_last_hint_all_of_them_are_printed_again(capsys):
+    firsts = []
+    for _ in range(4):
+        check.hint("03.weighted_mean")
+        firsts.append(re.findall(r"hint (\d) of 3", capsys.readouterr().out))
+    assert firsts == [["1"], ["2"], ["3"], ["1", "2", "3"]]
+    assert Progress.load().of("03.weighted_mean").hints == 3
 
 
 def test_progress_can_be_reset_in_full_or_by_lesson(capsys):

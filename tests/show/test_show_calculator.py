@@ -41,13 +41,13 @@ def test_the_state_is_the_papers(stage, world):
     assert state(mixed) == pytest.approx(zero_memory(model.params, world, stage, 2, grad_bytes, 12))
 
 
-def train(stage, half, batch):
+def train(stage, half, batch, bucket_mb=0.5):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     module = dz.GPT(dz.GPTConfig(layers=LAYERS, width=WIDTH, heads=4, context=LENGTH))
     params = module.num_params()
     model, optimizer = dz.parallelize(
-        module, torch.optim.AdamW, stage, mixed_precision=half, bucket_mb=0.5
+        module, torch.optim.AdamW, stage, mixed_precision=half, bucket_mb=bucket_mb
     )
     x = torch.zeros(batch, LENGTH, dtype=torch.long)
     for _ in range(2):  # the optimizer has its state from the second step on
@@ -69,6 +69,22 @@ def test_the_peak_is_that_of_a_measured_step(world, stage, half):
     precision = "mixed" if half else "fp32"
     job = Job(shape, world, stage, precision, windows=batch, length=LENGTH)
     assert job.total() == pytest.approx(peak, rel=0.15)  # it varies with what is in flight
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+def test_the_buckets_in_flight_where_activations_are_few(stage, half):
+    """What is sent and what is received: without them the calculation is up to a half too low."""
+    params, peak = dz.launch(train, 2, args=(stage, half, 1, 8.0))[0]
+    shape = Shape(params, LAYERS, WIDTH, vocabulary=256)
+    job = Job(shape, 2, stage, "mixed" if half else "fp32", length=LENGTH)
+    assert job.total() == pytest.approx(peak, rel=0.15)
+
+
+def test_the_buckets_in_flight_are_small_in_a_large_model():
+    job = Job(MODELS["6.7 B"], 8, 2)
+    activations = replace(job, length=1).needs()["activations"]
+    assert replace(job, length=1).needs()["transient"] + activations == 2 * 2 * 4e6
 
 
 def test_the_gradients_in_fp32_for_a_moment():

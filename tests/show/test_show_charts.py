@@ -85,6 +85,12 @@ def test_a_line_may_keep_its_height_until_the_next_point():
         assert {line.get_drawstyle() for line in fig.axes[0].lines} == {style}
 
 
+def test_an_axis_may_begin_above_zero():
+    for options, begin in (({}, 0), ({"low": 0.9}, 0.9)):
+        fig, *_ = charts.line_figure({"a": ([1, 2], [1.0, 1.8])}, x="x", y="y", alt="a", **options)
+        assert fig.axes[0].get_ylim()[0] == begin
+
+
 def test_a_long_line_keeps_its_last_point_in_the_table():
     _, _, table = charts.line_figure({"a": (range(100), range(100))}, x="x", y="y", alt="rises")
     assert 10 < len(table) < 16 and table[-1] == ["a", 99, 99]
@@ -258,6 +264,15 @@ def test_the_figure_of_placements(drawn):
     (legend,) = drawn[1][0].legends
     names = [text.get_text()[0] for text in legend.get_texts()]
     assert names == ["R", "P"], "no letter that is not in the figure"
+    boxes = {letter: placements._box(0, 0, 1, 1, letter) for letter in placements.MEANINGS}
+    looks = {
+        tuple((p.get_facecolor(), p.get_hatch(), p.get_width()) for p in parts)
+        for parts in boxes.values()
+    }
+    assert len(looks) == 3
+    for parts in boxes.values():
+        for patch in parts:  # colours are for the kinds of state
+            assert max(patch.get_facecolor()[:3]) - min(patch.get_facecolor()[:3]) < 0.05
     with pytest.raises(ValueError, match="at least one stage"):
         show.step_placements()
     with pytest.raises(ValueError, match="stage must be 0"):

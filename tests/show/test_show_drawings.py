@@ -28,7 +28,6 @@ from ddpz_lite.course.show.lesson11 import (
     METHODS,
     calls_of,
     memory_changes,
-    two_cuts,
     watched_fsdp2,
 )
 from ddpz_lite.course.show.lesson13 import regroup_sequence, resharding, shares_figure
@@ -141,12 +140,6 @@ def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
     assert [held["reduce-scatter: S", str(rank)] for rank in range(3)] == ["0", "1", "2"]
 
 
-def test_the_flat_cut_divides_rows_and_the_other_one_does_not(shown):
-    two_cuts(3, rows=4, columns=5)
-    ((_, table),) = shown
-    assert table[1:] == [[0, 7, 10], [1, 7, 10], [2, 6, 0]]  # of 4 rows two, two and none
-
-
 def test_changes_begin_at_forward_and_tell_the_peak(shown):
     samples = [
         (0.0, {**NONE, "parameters": 9000}),
@@ -155,12 +148,21 @@ def test_changes_begin_at_forward_and_tell_the_peak(shown):
         (3.0, {**NONE, "parameters": 100}),
     ]
     marks = [(0.5, "forward"), (1.5, "backward"), (3.0, "end")]
-    memory_changes(samples, marks, alt="units come and go")
+    memory_changes(samples, marks, root=0, title="units come and go")
     ((alt, table),) = shown
-    assert alt == "units come and go"
+    assert "units come and go" in alt and "500 bytes" in alt
     assert table[1:] == [["parameter shards", 100], ["unsharded units", 400]]
     with pytest.raises(ValueError, match='no mark "forward"'):
-        memory_changes(samples, [(3.0, "end")], alt="units come and go")
+        memory_changes(samples, [(3.0, "end")], root=0, title="units come and go")
+
+
+def test_blocks_are_numbered_forward_and_in_reverse(shown):
+    root, block = {**NONE, "transient": 40}, {**NONE, "transient": 140}
+    moments = [root, block, root, block, block, root, block, root, block]
+    samples = [(float(at), held) for at, held in enumerate(moments, start=1)]
+    memory_changes(samples, [(0.5, "forward")], root=40, title="two blocks")
+    (axes,) = shown.figures[-1].axes
+    assert [text.get_text() for text in axes.texts if text.get_text().isdigit()] == list("0110")
 
 
 def test_fsdp2_is_watched_only_inside_the_with():

@@ -51,8 +51,8 @@ def test_the_words_of_a_step_and_its_table():
     model.go(1)
     assert model.moves() == [Move(1, 0, 1, "added"), Move(0, 1, 0, "added")]
     assert model.sentence == (
-        "Step 1 of 2: each rank receives one chunk from the rank on its left and adds it: rank 0 "
-        "chunk 1, rank 1 chunk 0. 2 of 4 chunks hold the whole sum."
+        "First half, step 0: each rank receives one chunk from the rank on its left and adds it: "
+        "rank 0 chunk 1, rank 1 chunk 0. 2 of 4 chunks hold the whole sum."
     )
     assert model.table == [
         ["rank", "chunk 0", "chunk 1"],
@@ -114,7 +114,7 @@ def test_the_buttons_step_and_the_words_follow(monkeypatch):
     forward, back, start = buttons.children
     first = picture.value
     forward.click()
-    assert 'role="status"' in status.value and "Step 1 of 4" in status.value
+    assert 'role="status"' in status.value and "First half, step 0" in status.value
     assert picture.value != first
     back.click()
     assert picture.value == first

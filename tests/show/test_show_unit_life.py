@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ddpz_lite.course.show.unit_life import ALLOCATED, ROOT, STATES, calls, held, life
+from ddpz_lite.course.show.unit_life import ALLOCATED, ROOT, STATES, calls, held, life, show_step
 
 OPTIONS = list(itertools.product((1, 2, 5), (False, True), (False, True)))
 SIZES = {ROOT: 120, "block 0": 240, "block 1": 240, "block 2": 240}
@@ -74,3 +74,16 @@ def test_overlap_hides_all_gathers_but_the_first_of_each_pass():
             if m.calls and not {"forward", "backward"} & {*m.states.values()}
         ]
         assert len(idle) == waits
+
+
+def test_one_step_is_shown_unit_by_unit(monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "ddpz_lite.course.show.unit_life.show_figure",
+        lambda fig, alt, table: shown.append((alt, table)),
+    )
+    show_step(3, title="a step")
+    ((alt, table),) = shown
+    assert table[0] == ["moment", ROOT, "block 0", "block 1", "block 2"]
+    assert [row[1:] for row in table[1:]] == [[*m.states.values()] for m in life(3)]
+    assert alt.index("block 2 computes forward") < alt.index("block 2 computes backward")

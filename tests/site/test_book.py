@@ -104,7 +104,7 @@ def test_the_states_of_the_ring_are_those_of_a_right_ring():
         assert model.finished == world**2
     found = states.ring_steps()
     assert [len(steps) for steps in found["states"]] == [3, 5, 7]
-    assert "Step 6 of 6: each rank receives one chunk" in found["states"][2][6]
+    assert "Second half, step 2: each rank receives one chunk" in found["states"][2][6]
 
 
 def test_no_position_of_a_slider_is_dead_and_the_sizes_are_those_of_the_lesson():

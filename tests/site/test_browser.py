@@ -426,9 +426,9 @@ def test_the_ring_goes_step_by_step_by_keyboard(widgets):
         )
 
     forward, back, start = (ring.get_by_role("button", name=name) for name in RING[1:])
-    press("Enter", on=forward, says="Step 1 of 6")
-    press("Enter", on=forward, says="Step 2 of 6")
-    press("Enter", on=back, says="Step 1 of 6")
+    press("Enter", on=forward, says="First half, step 0")
+    press("Enter", on=forward, says="First half, step 1")
+    press("Enter", on=back, says="First half, step 0")
     press("Enter", on=start, says="Before the first of 6 steps")
     press("ArrowUp", on=worlds, says="Before the first of 4 steps")
 

@@ -26,7 +26,7 @@ def make_unit(name, params):
     rank, world = dist.get_rank(), dist.get_world_size()
     numel = sum(p.numel() for p in params)
     padded = -(-numel // world) * world  # rounded up
-    full = torch.zeros(padded, device=params[0].device)
+    full = torch.zeros(padded, dtype=params[0].dtype, device=params[0].device)
     end = 0
     for p in params:
         start, end = end, end + p.numel()

@@ -63,14 +63,16 @@ class _Check:
             raise CheckFailed(f"{task.id}: {verdict.points} of {verdict.out_of} points")
 
     def hint(self, task_id: str) -> None:
-        """Print the next hint of a task. There are three: a question, a nudge, a sketch."""
+        """Print the next hint of a task: a question, a nudge, a sketch; after these all three."""
         task = find(task_id)
         progress = Progress.load()
         mark = progress.of(task_id)
-        number = min(mark.hints, len(task.hints) - 1)
-        mark.hints = number + 1
+        of = len(task.hints)
+        again = mark.hints >= of
+        mark.hints = min(mark.hints + 1, of)
         progress.save()
-        print(_wrapped(f"hint {number + 1} of {len(task.hints)}: ", task.hints[number]))
+        for number in range(1 if again else mark.hints, mark.hints + 1):
+            print(_wrapped(f"hint {number} of {of}: ", task.hints[number - 1]))
 
     def seed(self) -> int:
         """The learner's seed, for tasks in which each learner makes a run of their own."""

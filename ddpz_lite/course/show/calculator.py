@@ -38,6 +38,7 @@ PRECISIONS = {"fp32": 4, "mixed": 2}  # bytes per number in forward and backward
 PER_BLOCK = 16  # numbers that a block keeps per token and unit of width (lesson 01)
 PER_SCORE = 3  # fp32 numbers per token and vocabulary entry: score, log-softmax, gradient
 UNITS = 4  # units of stage 3 at the peak: two gathered, one's gradients sent, one's received
+IN_FLIGHT = 16e6  # bytes of parameters in the two buckets of gradients that may be in flight
 LARGEST_WORLD = 1024
 FREE = 0.1  # part of a device that stays free, for its runtime and what its allocator cannot use
 
@@ -96,7 +97,7 @@ class Job:
         """Bytes by kind on one rank at the peak; "transient" is what a step needs for a moment."""
         return self._state() | {
             "activations": self._activations(),
-            "transient": self._units() + max(0.0, self._step() - self._activations()),
+            "transient": self._units() + max(0.0, self._late() - self._activations()),
         }
 
     def total(self) -> float:
@@ -132,11 +133,19 @@ class Job:
         unit = min(12 * self.model.width**2, self.model.params)
         return UNITS * unit * PRECISIONS[self.precision]
 
-    def _step(self) -> float:
-        """fp32 gradients that exist inside the step alone, when activations are gone."""
+    def _late(self) -> float:
+        """What exists only when activations are gone: fp32 gradients, and buckets in flight.
+
+        A bucket that is sent has a copy that is received, as large as itself (`Comm.all_to_all`).
+        At stage 1 sending frees the gradient; at stage 2 it was freed when it was collected.
+        """
+        params, size = self.model.params, PRECISIONS[self.precision]
+        bucket = min(params, IN_FLIGHT / 4) * size if self.world > 1 else 0.0
         if self.stage == 1:
-            return 4 * self.model.params / self.world
-        return 4 * self.model.params if self.stage == 0 and self.precision == "mixed" else 0.0
+            return max(bucket, 4 * params / self.world)
+        if self.stage == 2:
+            return 2 * bucket
+        return 4 * params if self.stage == 0 and self.precision == "mixed" else 0.0
 
 
 def usable(device: float) -> float:
@@ -224,7 +233,7 @@ def advice(job: Job, device: float) -> str:
         return f"It fits: {in_bytes(total)} of {limit}. {_spare(job, capacity)}"
     kind = max(needs, key=needs.__getitem__)
     text = f"It does not fit: {in_bytes(total)}, and the limit is {limit}. "
-    text += f"The largest part is {kind}, {in_bytes(needs[kind])}. "
+    text += f"The largest part by kind: {kind}, {in_bytes(needs[kind])}. "
     other = cheapest(job, capacity)
     if other is not None:
         sends = traffic(other, _micro_batches(job, other))

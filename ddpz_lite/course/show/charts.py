@@ -38,18 +38,22 @@ def line_figure(
     at: Mapping[str, float] | None = None,
     marks: bool = True,
     steps: bool = False,
+    low: float = 0,
 ) -> tuple[Figure, str, Table]:
     """The same as (figure, alt, table): what a function for `explore` returns.
 
     log: the axes that are logarithmic, "", "x", "y" or "xy". dots: points without a line, drawn in
     the colour of the line of the same name, or black. at: dashed lines at a height, by what they
     mean. marks: whether each point has its marker. steps: whether a line keeps its height until its
-    next point. Raises ValueError for lines without points.
+    next point. low: where the y axis begins, if it is not logarithmic and no line is negative.
+    Raises ValueError for lines without points.
     """
     if not series or any(len(a) != len(b) or not len(a) for a, b in series.values()):
         raise ValueError("show.lines: give {label: (x, y)} with as many x as y, and at least one.")
     fig, axes = figure(height=2.9)
     with house_style():
+        if dots:
+            axes.margins(y=0.1)  # no marker on the frame
         looks = dict(zip(series, cycle(SERIES), strict=False))
         for label, (a, b) in series.items():
             look, every = looks[label], max(1, len(a) // 8)
@@ -94,7 +98,7 @@ def line_figure(
                 for set_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                     set_format("{x:.3g}")
         elif min(min(b) for _, b in series.values()) >= 0:
-            axes.set_ylim(0)
+            axes.set_ylim(low)
         if len(series) + len(dots or {}) > 1:
             axes.legend()
     rows = [[label, *pair] for label, points in series.items() for pair in _some(points)]

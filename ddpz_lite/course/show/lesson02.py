@@ -12,18 +12,18 @@ CORNERS = {0: (0.0, 1.0), 1: (1.0, 0.0), 2: (0.0, -1.0), 3: (-1.0, 0.0)}  # of t
 WAYS = {  # name: (where each rank stands, (sender, receiver, step) of the first half, what is sent)
     "star": (
         {0: (0.0, 0.75), 1: (-1.1, -0.75), 2: (0.0, -0.75), 3: (1.1, -0.75)},
-        ((1, 0, 1), (2, 0, 2), (3, 0, 3)),
+        ((1, 0, 0), (2, 0, 1), (3, 0, 2)),
         "3 steps, whole tensors",
     ),
     "tree": (
         {0: (-0.6, 0.75), 2: (0.6, 0.75), 1: (-0.6, -0.75), 3: (0.6, -0.75)},
-        ((1, 0, 1), (3, 2, 1), (2, 0, 2)),
+        ((1, 0, 0), (3, 2, 0), (2, 0, 1)),
         "2 steps, whole tensors",
     ),
     "ring": (
         CORNERS,
-        tuple((rank, (rank + 1) % 4, "1, 2, 3") for rank in range(4)),
-        "3 steps, chunks of n/4",
+        tuple((rank, (rank + 1) % 4, "0, 1, 2") for rank in range(4)),
+        "3 steps, chunks of a quarter",
     ),
 }
 
@@ -52,9 +52,9 @@ def star_tree_ring() -> None:
         "after another. Tree: 1 sends to 0 while 3 sends to 2, then 2 sends to 0. Ring: every rank "
         "sends a chunk to the next one in each of 3 steps."
     )
-    table = [["way", "step", "from rank", "to rank", "bytes of a tensor of n"]]
+    table = [["way", "step", "from rank", "to rank", "part of the tensor"]]
     table += [
-        [name, step, sender, receiver, "n/4" if name == "ring" else "n"]
+        [name, step, sender, receiver, "a quarter" if name == "ring" else "all of it"]
         for name, (_, moves, _) in WAYS.items()
         for sender, receiver, step in moves
     ]

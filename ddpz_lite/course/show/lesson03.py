@@ -25,19 +25,20 @@ def one_batch() -> None:
             _box(axes, (4.5, y), f"gradient {rank}", 1.1, None)
             _arrow(axes, (1.5, y), (2.3, y))
             _arrow(axes, (4.2, y), (4.5, y))
-            _arrow(axes, (5.6, y), (6.2, 1.5))
-        _box(
-            axes, (6.2, 1.5), "mean of the four\n= gradient of\nall 32 windows", 1.6, SERIES[4], 1.5
-        )
+            _box(axes, (6.75, y), "mean gradient", 1.45, SERIES[4])
+            _arrow(axes, (5.6, y), (5.95, y))
+            _arrow(axes, (6.3, y), (6.75, y))
+        bar, height = (5.95, (RANKS - 1) / 2), RANKS - 0.38
+        _box(axes, bar, "all-reduce", 0.35, None, height, rotation=90)
         for x, words in ((0.75, "one batch"), (3.25, "forward"), (5.05, "backward")):
             axes.text(x, 3.7, words, ha="center", fontsize=10, color=MUTED_COLOR)
-        axes.text(7.0, 0.25, "the same on all ranks", ha="center", fontsize=9, color=MUTED_COLOR)
-        axes.set(xlim=(-0.1, 7.9), ylim=(-0.5, 4.0))
+        axes.text(7.47, 3.7, "gradient of all 32", ha="center", fontsize=10, color=MUTED_COLOR)
+        axes.set(xlim=(-0.1, 8.3), ylim=(-0.5, 4.0))
         axes.set_axis_off()
     alt = (
         "A batch of 32 windows is cut into four parts of 8. Each rank computes the mean loss of "
-        "its part and its gradient. The mean of the four gradients is the gradient of the batch, "
-        "and all ranks have it."
+        "its part and its gradient. An all-reduce gives all ranks the mean of the four gradients, "
+        "which is the gradient of the batch."
     )
     table = [["rank", "windows", "what it computes", "what it has after the averaging"]]
     table += [
@@ -85,7 +86,13 @@ def sum_and_its_gradient() -> None:
 
 
 def _box(
-    axes: Any, left: tuple[float, float], words: str, width: float, style: Any, height: float = 0.62
+    axes: Any,
+    left: tuple[float, float],
+    words: str,
+    width: float,
+    style: Any,
+    height: float = 0.62,
+    rotation: float = 0,
 ) -> None:
     """A box whose left side has its middle at `left`; without a style it has the card's color."""
     from matplotlib.patches import Rectangle
@@ -94,7 +101,8 @@ def _box(
     at = (x, y - height / 2)
     axes.add_patch(Rectangle(at, width, height, facecolor=color, edgecolor=TEXT_COLOR, lw=0.8))
     color = style.text_color if style else TEXT_COLOR
-    axes.text(x + width / 2, y, words, ha="center", va="center", fontsize=9, color=color)
+    looks = {"fontsize": 9, "color": color, "rotation": rotation}
+    axes.text(x + width / 2, y, words, ha="center", va="center", **looks)
 
 
 def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float]) -> None:

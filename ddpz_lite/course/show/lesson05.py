@@ -90,12 +90,14 @@ def bucket_sizes(
         places = range(len(limits))
         bottom.plot(places, ends, color=SERIES[0].color, marker="o")
         here = {"color": style_of("all_reduce").color, "marker": "D", "markersize": 10}
-        bottom.plot([limits.index(limit)], [end], linestyle="", **here)
-        bottom.axhline(1e3 * computing, color=MUTED_COLOR, linewidth=1, linestyle="--")
+        bottom.plot([limits.index(limit)], [end], linestyle="", label="drawn above", **here)
+        level = {"color": MUTED_COLOR, "linewidth": 1, "linestyle": "--"}
+        bottom.axhline(1e3 * computing, label="compute alone", **level)
         bottom.set_xticks(places, [f"{m:g}" for m in limits])
         bottom.set_ylim(0, 1.1 * max(ends))
-        bottom.set_xlabel("at most in a bucket, MB (diamond: above; dashed: compute alone)")
+        bottom.set_xlabel("at most in a bucket, MB")
         bottom.set_ylabel("ms per step")
+        bottom.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2, frameon=False)
     best = limits[ends.index(min(ends))]
     alt = f"With buckets of {limit:g} MB {len(transfers[limit])} all-reduces end the step after "
     alt += f"{end:.0f} ms; compute alone takes {1e3 * computing:.0f} ms. "

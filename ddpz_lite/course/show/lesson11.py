@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
-from ddpz_lite.course.show.canvas import figure, house_style, stacked_areas
-from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import SERIES, TEXT_COLOR, bytes_unit, in_bytes, style_of
+from ddpz_lite.course.show.canvas import figure, house_style, legend_above, stacked_areas
+from ddpz_lite.course.show.page import show_figure
+from ddpz_lite.course.show.style import TEXT_COLOR, bytes_unit, in_bytes, style_of
 from ddpz_lite.meter.timeline import TIMELINE_KINDS
 
 Samples = Sequence[tuple[float, Mapping[str, int]]]  # (seconds, {kind: bytes}), a MemoryTimeline's
@@ -31,12 +32,14 @@ def memory_changes(
     samples: Samples,
     marks: Sequence[tuple[float, str]],
     *,
-    alt: str,
+    root: int,
+    title: str,
 ) -> None:
     """Draw a timeline's samples side by side from the mark "forward" on, its marks as lines.
 
-    alt: what the picture shows, in words. Raises ValueError for a timeline without a mark
-    "forward".
+    root: bytes of the root unit. Where more is unsharded, the number of the block is written: those
+    of forward in order, and then those of backward in reverse. Raises ValueError for a timeline
+    without a mark "forward".
     """
     begins = [seconds for seconds, name in marks if name == "forward"]
     if not begins:
@@ -59,53 +62,38 @@ def memory_changes(
         axes.annotate(f"peak {in_bytes(sum(most.values()))}", (at, top), (at + 4, 1.06 * top),
                       fontsize=8.5, va="center", arrowprops={"arrowstyle": "-"})  # fmt: skip
         axes.plot([at], [top], "o", color=TEXT_COLOR, markersize=4)
+        _number_blocks(axes, moments, drawn, root, unit)
+        axes.set_title(title, loc="left")
         axes.set_ylim(0, 1.25 * top)
         axes.set_xlim(0, len(samples))
         axes.set_ylabel(unit_name)
         axes.set_xlabel("change of memory, in order")
         labels = [NAMES.get(kind, kind) for kind in drawn]
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+        legend_above(axes, handles, labels, columns=3)
     rows = [[name, most[kind]] for name, kind in zip(labels, drawn, strict=True)]
     head = ["at the peak", f"bytes, {in_bytes(sum(most.values()))} in all"]
+    alt = f"{title}: memory over one step. On the shards, unsharded units rise and fall once per "
+    alt += "block in forward and once in backward. Activations grow in forward and shrink in "
+    alt += f"backward. The peak is {in_bytes(sum(most.values()))}."
     show_figure(fig, alt=alt, table=[head, *rows])
 
 
-def two_cuts(world: int, rows: int, columns: int) -> None:
-    """Draw one matrix in the colours of its owners: cut as a flat range, and along dimension 0.
-
-    Along dimension 0 a rank gets ceil(rows / world) whole rows as long as there are any.
-    """
-    from matplotlib.patches import Rectangle
-
-    n = rows * columns
-    flat_share, row_share = -(-n // world), -(-rows // world)
-    cuts = {
-        "flat range (yours)": lambda i: i // flat_share,
-        "dimension 0 (FSDP2)": lambda i: i // columns // row_share,
-    }
-    fig, axes_of = figure(1, 2, height=2.6)
-    with house_style():
-        for axes, (title, owner) in zip(axes_of, cuts.items(), strict=True):
-            for i in range(n):
-                look = SERIES[owner(i) % len(SERIES)]
-                row, column = divmod(i, columns)
-                axes.add_patch(Rectangle((column, row), 0.94, 0.94, fc=look.color))
-                axes.text(column + 0.47, row + 0.47, owner(i), ha="center", va="center",
-                          fontsize=8, color=look.text_color)  # fmt: skip
-            axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal")
-            axes.set_title(title, fontsize=9.5)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-        fig.suptitle(f"The rank that owns each element of a matrix, {world} ranks (a diagram)")
-    table: Table = [["rank", "elements, flat range", "elements, dimension 0"]]
-    counts = [[sum(owner(i) == rank for i in range(n)) for owner in cuts.values()]
-              for rank in range(world)]  # fmt: skip
-    table += [[rank, *both] for rank, both in enumerate(counts)]
-    alt = f"A matrix of {rows} by {columns} over {world} ranks. The flat range ends within a row, "
-    alt += "and all ranks own equally many elements. Along dimension 0 each rank owns whole rows, "
-    alt += f"{counts[0][1]} elements on rank 0 and {counts[-1][1]} on the last."
-    show_figure(fig, alt=alt, table=table)
+def _number_blocks(
+    axes: Any, moments: Sequence[Mapping[str, int]], drawn: Sequence[str], root: int, unit: float
+) -> None:
+    """Write the number of the block where more than the root is unsharded, white lines around."""
+    more = [False, *(one["transient"] > root for one in moments), False]
+    edges = [at for at, (before, now) in enumerate(pairwise(more)) if before != now]
+    intervals = list(zip(edges[::2], edges[1::2], strict=True))
+    box = {"fc": style_of("transient", drawn).color, "ec": "none", "pad": 1.2}
+    for number, (start, end) in enumerate(intervals):
+        held = moments[start]
+        bottom = sum(held[kind] for kind in drawn[: drawn.index("transient")]) / unit
+        top = bottom + held["transient"] / unit
+        block = min(number, len(intervals) - 1 - number)
+        axes.text((start + end) / 2, (bottom + top) / 2, block, ha="center", va="center",
+                  fontsize=9, color=TEXT_COLOR, bbox=box)  # fmt: skip
+        axes.vlines([start, end], bottom + root / unit, top, color="white", linewidth=1.4)
 
 
 KINDS = ("parameters", "gradients", "optimizer")

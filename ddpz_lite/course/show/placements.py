@@ -6,6 +6,9 @@
 
 `step_placements(0, 1)` draws a step of these stages. Every change of a letter is one of the four
 transitions of `ddpz_lite.strategies.placement`, and carries the name of what brings it about.
+
+The letters are told apart by how much of a box is filled, and how. Colours are left for the kinds
+of state, which have theirs in every other figure.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure
-from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, TEXT_COLOR, SeriesStyle
+from ddpz_lite.course.show.style import CARD, MUTED_COLOR, TEXT_COLOR
 from ddpz_lite.strategies.placement import TRANSITIONS, P, Placement, R, S, strategy
 
 KINDS = ("parameter", "gradient", "optimizer")
 PHASES = ("forward", "backward", "step")
-STYLES: dict[Placement, SeriesStyle] = {R: SERIES[0], P: SERIES[1], S: SERIES[2]}
+FILL = "#BDBDB5"
+HATCH = {R: "", P: "////", S: ""}
+PART = 0.25  # of the box of S that is filled
 MEANINGS = {
     R: "Replicate: full on every rank",
     P: "Partial: to be summed",
@@ -79,13 +84,14 @@ def step_placements(*stages: int, title: str | None = None) -> None:
     steps = {stage: moments(stage) for stage in stages}
     widest = max(len(step) for step in steps.values())
     drawn = {getattr(m, kind) for step in steps.values() for m in step for kind in KINDS}
-    legend = [letter for letter in STYLES if letter in drawn]
+    legend = [letter for letter in MEANINGS if letter in drawn]
     fig, panels = figure(len(stages), 1, height=0.75 + 1.7 * len(stages), squeeze=False)
     with house_style():
         for axes, (stage, step) in zip(panels[:, 0], steps.items(), strict=True):
             _draw(axes, stage, step, widest)
         fig.legend(
-            handles=[_box(0, 0, letter) for letter in legend],
+            handles=[_Key(letter) for letter in legend],
+            handler_map={_Key: _Key},
             labels=[f"{letter.value}  {MEANINGS[letter]}" for letter in legend],
             loc="outside lower center", ncols=3, fontsize=8.5,
         )  # fmt: skip
@@ -104,9 +110,10 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
                     place, row, "none", ha="center", va="center", color=MUTED_COLOR, fontsize=8
                 )
                 continue
-            axes.add_patch(_box(place, row, letter))
+            for patch in _box(place - 0.19, row - 0.33, 0.38, 0.66, letter):
+                axes.add_patch(patch)
             axes.text(place, row, letter.value, ha="center", va="center", weight="bold",
-                      color=STYLES[letter].text_color)  # fmt: skip
+                      color=TEXT_COLOR, bbox=_ground(letter))  # fmt: skip
     for before, kind, transition in changes(stage):
         row = KINDS.index(kind)
         named = transition != "slice"
@@ -127,6 +134,10 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
         arrow = {"arrowstyle": "-|>", "color": MUTED_COLOR, "lw": 1.4, "shrinkA": 0}
         axes.annotate("", (len(step) - 1.2, 0), (len(step) - 1.8, 0), arrowprops=arrow)
         axes.annotate("update", (len(step) - 1.5, 0), **at, color=MUTED_COLOR, **_behind(axes))
+    for before, (moment, after) in enumerate(pairwise(step)):
+        if moment.phase == after.phase and moment.gradient is None and after.gradient is P:
+            axes.text(before + 0.5, 1, "compute\ngradients", ha="center", va="center", fontsize=7,
+                      color=MUTED_COLOR)  # fmt: skip
     phases = [moment.phase for moment in step]
     for phase in PHASES:
         first = phases.index(phase)
@@ -148,12 +159,35 @@ def _behind(axes: Any) -> dict[str, Any]:
     return {"bbox": box, "zorder": 0.5}
 
 
-def _box(place: float, row: float, letter: Placement) -> Any:
+def _box(x: float, y: float, width: float, height: float, letter: Placement) -> list[Any]:
+    """Filled for R, hatched for P; for S an empty one with a filled part."""
     from matplotlib.patches import Rectangle
 
-    style = STYLES[letter]
-    corner = (place - 0.19, row - 0.33)
-    return Rectangle(corner, 0.38, 0.66, fc=style.color, ec=MUTED_COLOR, lw=0.6)
+    look = {"ec": MUTED_COLOR, "lw": 0.6}
+    color = FILL if letter is R else CARD
+    box = [Rectangle((x, y), width, height, fc=color, hatch=HATCH[letter], **look)]
+    if letter is S:
+        box.append(Rectangle((x, y), PART * width, height, fc=FILL, **look))
+    return box
+
+
+def _ground(letter: Placement) -> dict[str, Any] | None:
+    """What keeps hatches away from a letter."""
+    return {"fc": CARD, "ec": "none", "pad": 0.8} if HATCH[letter] else None
+
+
+class _Key:
+    """The box of a letter in the legend; the class also draws it there, as matplotlib asks."""
+
+    def __init__(self, letter: Placement) -> None:
+        self.letter = letter
+
+    @staticmethod
+    def legend_artist(legend: Any, key: _Key, fontsize: float, handlebox: Any) -> None:
+        left, low = -handlebox.xdescent, -handlebox.ydescent
+        for patch in _box(left, low, handlebox.width, handlebox.height, key.letter):
+            patch.set_transform(handlebox.get_transform())
+            handlebox.add_artist(patch)
 
 
 def _alt(stage: int) -> str:

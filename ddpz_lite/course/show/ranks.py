@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
 from ddpz_lite.course.show.page import show_figure
-from ddpz_lite.course.show.style import in_seconds, seconds_unit, style_of
+from ddpz_lite.course.show.style import CARD, in_seconds, seconds_unit, style_of
 from ddpz_lite.meter.intervals import Interval, gaps, length
 
 Rows = list[dict[tuple[str, str], list[Interval]]]
@@ -97,6 +97,10 @@ def draw_bars(
             bar = axes.broken_barh(
                 extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
             )
+            if lane == "traffic":  # a light edge: messages that follow one another can be counted
+                starts = [left for left, width in extents if width * unit > 4 * least]
+                low, high = rank + offset, rank + offset + height
+                axes.vlines(starts, low, high, color=CARD, linewidth=1.2)
             handles[name] = bar
     is_idle = any(end - start >= least for intervals in free for start, end in intervals)
     return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})

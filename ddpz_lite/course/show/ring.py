@@ -86,6 +86,11 @@ class RingSteps:
                 found.append(Move(left, rank, chunk, how))
         return found
 
+    def name(self, step: int) -> str:
+        """A step as the code counts it: from 0 in each half."""
+        half, within = divmod(step - 1, self.world - 1)
+        return f"{'first' if half == 0 else 'second'} half, step {within}"
+
     @property
     def finished(self) -> int:
         """How many chunks, over all ranks, hold the numbers of every rank once."""
@@ -111,7 +116,7 @@ class RingSteps:
                 parts.append(f"{who} {words}: {each}")
         what = "; ".join(parts) or "nothing changes"
         done = f"{self.finished} of {self.world**2} chunks hold the whole sum."
-        return f"Step {self.step} of {self.last}: {what}. {done}"
+        return f"{self.name(self.step).capitalize()}: {what}. {done}"
 
     @property
     def table(self) -> Table:
@@ -170,7 +175,7 @@ def film_strip(model: RingSteps) -> Figure:
     with house_style():
         for step, axes in zip(moments, grid.flat, strict=True):
             _draw(axes, model, step, size=6)
-            axes.set_title(f"step {step} of {model.last}" if step else "before", fontsize=9)
+            axes.set_title(model.name(step) if step else "before", fontsize=9)
             axes.set_xticks([])
             axes.set_yticks(range(model.world), [f"rank {rank}" for rank in range(model.world)])
             axes.tick_params(labelsize=7)
@@ -240,7 +245,7 @@ def _film_table(model: RingSteps) -> Table:
     rows: list[list[Any]] = [["step", *(f"rank {rank}" for rank in range(model.world))]]
     for step in range(model.last + 1):
         each = ["; ".join(_sum(chunk) for chunk in chunks) for chunks in model.counts(step)]
-        rows.append([step, *each])
+        rows.append([model.name(step) if step else "before", *each])
     return rows
 
 

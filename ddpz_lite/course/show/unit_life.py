@@ -2,7 +2,8 @@
 
 `life` plays the schedule: one `Moment` after another, each with the state of every unit and the
 collectives that begin. `held` counts the elements on one rank at a moment, `picture` draws a step
-with one moment marked. The lesson on ZeRO-3 compares `calls` with what its ranks really called.
+with one moment marked, and `show_step` the units alone. The lesson on ZeRO-3 compares `calls` with
+what its ranks really called.
 
     root       embeddings, last norm and head: gathered once, unsharded until its backward is over
     block i    gathered before use, freed after it, in forward and again in backward
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, swatch
-from ddpz_lite.course.show.page import Table
+from ddpz_lite.course.show.page import Table, show_figure
 from ddpz_lite.course.show.style import (
     SERIES,
     TEXT_COLOR,
@@ -215,6 +216,23 @@ def picture(
         for name in sizes
     ]
     return fig, alt, rows
+
+
+def show_step(blocks: int = 4, *, title: str) -> None:
+    """Draw the state of every unit through a step without overlap, moment by moment."""
+    moments = life(blocks)
+    fig, axes = figure(height=2.5)
+    with house_style():
+        _draw_units(axes, moments, len(moments))
+        axes.set_title(title)
+        axes.set_xticks([])
+        axes.set_xlim(-0.6, len(moments) - 0.4)
+    told = "; ".join(moment.text for moment in moments)
+    alt = f"One step of ZeRO-3 over {blocks} blocks, unit by unit, as time passes. {told}."
+    head = ["moment", *moments[0].states]
+    show_figure(
+        fig, alt=alt, table=[head, *([i, *m.states.values()] for i, m in enumerate(moments))]
+    )
 
 
 def _draw_units(axes: Any, moments: list[Moment], at: int) -> None:

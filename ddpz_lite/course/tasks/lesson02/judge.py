@@ -469,7 +469,8 @@ REDUCE_SCATTER = Task(
         "Pad to a multiple of N, all_to_all_single, view as (N, shard), sum over dim 0 in float32, "
         "convert back.",
     ),
-    debrief="gloo's own reduce_scatter runs an all-reduce inside and pays its bytes. "
+    debrief="torch's `sum` adds bfloat16 in float32 by itself; `+=` rounds in each step. PyTorch's "
+    "gloo backend runs an all-reduce inside reduce_scatter and pays its bytes. "
     "ddpz_lite.strategies.comm does on gloo what you did, and uses NCCL's reduce-scatter on GPUs.",
 )
 
@@ -556,7 +557,8 @@ def _node_cases(rng: torch.Generator) -> list[Case]:
         return Case(f"{lengths} elements{name}, nodes {placed}", inputs, kind)
 
     return [case((600, IN_ORDER), (12, IN_ORDER), (12, IN_ORDER)),
-            case((8, [0, 1, 0, 1]), (8, [7, 3, 3, 7]), (8, [1, 1, 0, 0]), kind="placed"),
+            case((8, [0, 1, 0, 1]), kind="placed"),
+            case((8, [7, 3, 3, 7]), (8, [1, 1, 0, 0]), kind="placed"),
             case((1003, IN_ORDER), (1, IN_ORDER), (3, IN_ORDER), kind="odd"),
             case((9, [2, 0, 2, 0]), kind="placed", dtype=torch.float64)]  # fmt: skip
 
@@ -660,7 +662,7 @@ def _node_near_call(seen: Observed, number: int) -> str | None:
 
 
 def _node_placed(seen: Observed) -> str | None:
-    return _node_values(seen) or _node_far(seen)
+    return _node_values(seen) or _node_far(seen) or _node_near(seen)
 
 
 NODES = Task(
@@ -675,7 +677,8 @@ NODES = Task(
         Criterion("odd lengths", 1, _node_values, on=("odd",)),
         Criterion("at most half of the tensor from each rank to the other node", 2, _node_far,
                   on=("", "odd")),
-        Criterion("at most the tensor from each rank within its node", 1, _node_near),
+        Criterion("at most the tensor from each rank within its node", 1, _node_near,
+                  on=("", "odd")),
         Criterion("any two ranks on a node", 1, _node_placed, on=("placed",)),
     ),
     hints=(

@@ -728,10 +728,10 @@ BATCH_NORM = Task(
     minutes=20,
     cases=_norm_cases,
     criteria=(
-        Criterion("equal batches: statistics of all rows", 2, _norm_values, on=("",)),
+        Criterion("equal batches: statistics of all rows", 1, _norm_values, on=("",)),
         Criterion("unequal batches", 1, _norm_values, on=("unequal",)),
-        Criterion("values far from zero", 1, _norm_values, on=("far",)),
-        Criterion("one collective of a few numbers per channel", 2, _norm_calls),
+        Criterion("values far from zero", 3, _norm_values, on=("far",)),
+        Criterion("one collective of a few numbers per channel", 1, _norm_calls),
     ),
     hints=(
         "Which numbers of each rank, added up, give both the mean and the variance of all rows?",
@@ -741,7 +741,8 @@ BATCH_NORM = Task(
         "var = squares / rows - mean², then the formula, and back to float32.",
     ),
     debrief="SyncBatchNorm gathers mean, inverse deviation and count of each rank in one "
-    "all_gather, and backward has one all_reduce more. It runs on GPUs alone.",
+    "all_gather, and backward has one all_reduce more. In a job it needs a GPU or a similar "
+    "accelerator.",
 )
 
 # -- 03.f1 -----------------------------------------------------------------------------------------
@@ -861,7 +862,7 @@ ALIKE = {  # what an experiment lacked that gives two names the same numbers
     "last": "Pass several micro-batches whose means differ.",
     "again": "Pass several micro-batches, and let the first not add up to 0.",
     "stale": "Only a second step shows what the first one left.",
-    "local": "Give the ranks different values.",
+    "local": "Give the ranks values for which no rank's own mean is the mean of all samples.",
 }
 
 

@@ -612,7 +612,8 @@ OVERLAP = Task(
         "long can you delay the waiting?",
         "async_op=True returns a Work. Wait for each before backward() returns.",
         "Which hook runs last in a backward? Or: lesson 05, step 4, has a way to call a function "
-        "when backward has ended. There, wait, divide, and clear your list for the next backward.",
+        "when backward has ended. There, wait, and clear your list for the next backward. Divide "
+        "each gradient once, before or after the sum.",
     ),
     debrief="On a GPU, wait() makes a stream wait, not the program. DDP's reducer does the same "
     "in its own final callback, and so does ZeRO-2.",

@@ -181,11 +181,18 @@ class _Watch:
         (row,) = (row for row in self.rows if any(b is block for b in row))
         self.most = max(self.most, sum(_bytes(b.parameters()) > 0 for b in row))
 
-    def state(self, models: list[nn.Sequential]) -> dict[str, int]:
+    def state(self, models: list[nn.Sequential]) -> dict[str, Any]:
+        blocks = [block for model in models for block in model]
+        unsharded = [i for i, block in enumerate(blocks) if _bytes(block.parameters())]
         parameters = [p for model in models for p in model.parameters()]
         grads = [p for p in parameters if p.grad is not None and p.grad.numel()]
         held = self.holding.now()
-        return {"bytes": _bytes(parameters), "gradients": len(grads), "held": held}
+        return {
+            "bytes": _bytes(parameters),
+            "unsharded": unsharded,
+            "gradients": len(grads),
+            "held": held,
+        }
 
 
 def zero3(

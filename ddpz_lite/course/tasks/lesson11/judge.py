@@ -343,7 +343,13 @@ def _zero3_gradients(seen: Observed, history: list, step: int) -> str | None:
                 words: padded_shards([whole], world)[rank]
                 for words, whole in _zero3_mistakes(case, history, step, rank, index).items()
             }
-            wrong = explain(now, right, what, cut, rtol=rtol)
+            wrong = explain(now, right, what, cut | _multiple(now, right), rtol=rtol)
+            left = got["after"][step - 1]["unsharded"] if step else []
+            if left and not got["begun"]["bytes"]:
+                wrong = (
+                    f"{wrong} Block {left[0]} was still unsharded after the backward of step "
+                    f"{step - 1}. Free it there, or its next gather may bring no new weights."
+                )
             if got["begun"]["bytes"]:
                 wrong = (
                     f"{wrong} Rank {rank}'s blocks are unsharded from the beginning: free them, "
@@ -351,6 +357,17 @@ def _zero3_gradients(seen: Observed, history: list, step: int) -> str | None:
                 )
             return wrong
     return None
+
+
+def _multiple(now: Any, right: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The mistake of a gradient that is a multiple of the right one; none if it cannot be one."""
+    if type(now) is not torch.Tensor or now.shape != right.shape or not right.any():
+        return {}
+    factor = float((now.float() * right.float()).sum() / right.float().square().sum())
+    if not 0 < factor < 1e6:
+        return {}
+    words = f"is {factor:.3g} times the mean gradient. Check how you divide, and that no hook"
+    return {f"{words} returns another gradient.": factor * right}
 
 
 def _zero3_mistakes(
@@ -920,7 +937,7 @@ SHARED = Task(
     title="Blocks that are used twice",
     answer="shared_blocks",
     job="lesson11.shared_blocks",
-    minutes=15,
+    minutes=30,
     cases=_blocks_cases,
     criteria=(
         Criterion("each use in order, on an unsharded block", 2, _blocks_compute, on=("",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above
@@ -98,12 +98,10 @@ def draw_bars(
                 extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
             )
             if lane == "traffic":  # a light edge: messages that follow one another can be counted
-                wide = [(start, end) for start, end in seen if end - start > 4 * least]
-                joints = [
-                    start / unit for (_, end), (start, _) in pairwise(wide) if start - end < least
-                ]
-                edges = (rank + offset, rank + offset + height)
-                axes.vlines(joints, *edges, color=CARD, linewidth=1.5)
+                starts = [left for left, width in extents if width * unit > 4 * least]
+                x = [value for left in starts for value in (left, left, math.nan)]
+                y = [rank + offset, rank + offset + height, math.nan] * len(starts)
+                axes.plot(x, y, color=CARD, linewidth=1.2, marker="", solid_capstyle="butt")
             handles[name] = bar
     is_idle = any(end - start >= least for intervals in free for start, end in intervals)
     return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})

@@ -135,12 +135,15 @@ def side_by_side(
             for axes, size in zip((left, middle), formulas[name], strict=True):
                 x = size / 1e6
                 axes.plot([x, x], [place - 0.45, place + 0.45], color=TEXT_COLOR, marker="")
+            end = peaks[name] / 1e6
+            last.annotate(f" {end:.2f}", (end, place), va="center", fontsize=8.5)
         left.set_ylim(len(names) - 0.4, -0.6)
         for axes, title in ((left, "held"), (middle, "sent in a step"), (last, "peak")):
             axes.set_title(title)
             axes.set_xlabel("MB")
             axes.tick_params(axis="y", length=0)
-            axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
+            wider = 1.25 if axes is last else 1.12  # the peak's number stands behind its bar
+            axes.set_xlim(0, wider * axes.get_xlim()[1])
         fig.legend(*last.get_legend_handles_labels(), loc="outside lower left", ncols=3)
     alt = "Strategies side by side. " + " ".join(
         f"{name}: holds {sum(one['held'].values()) / 1e6:.2f} MB, sends {one['sent'] / 1e6:.2f} MB "

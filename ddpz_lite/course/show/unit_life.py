@@ -224,7 +224,16 @@ def show_step(blocks: int = 4, *, title: str) -> None:
     fig, axes = figure(height=2.5)
     with house_style():
         _draw_units(axes, moments, len(moments))
-        axes.set_title(title)
+        turn = next(x for x, moment in enumerate(moments) if moment.in_backward) - 0.5
+        last = len(moments) - 1.5  # the optimizer's step, the last moment, begins here
+        axes.vlines([turn, last], -0.5, len(moments[0].states) - 0.5, TEXT_COLOR, "--", linewidth=1)
+        for x, name in (
+            (turn / 2, "forward"),
+            ((turn + last) / 2, "backward"),
+            (last + 0.5, "step"),
+        ):
+            axes.text(x, -0.6, name, fontsize=9, ha="center", va="bottom")
+        axes.set_title(title, pad=16)
         axes.set_xticks([])
         axes.set_xlim(-0.6, len(moments) - 0.4)
     told = "; ".join(moment.text for moment in moments)

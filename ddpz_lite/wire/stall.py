@@ -125,9 +125,9 @@ def _stall(status_file: StatusReader, stuck: dict[int, set[int]], ended: set[int
             missing = _absent(status_file, rank, ended)
             has = "returned" if len(missing) == 1 else "have returned"
             call = status_file.call(status_file.position(rank))
-            sentence = (
-                f"rank {rank} waits in {call}; {name_ranks(missing)} {has} without calling it"
-            )
+            other_end = {SEND: "receiving it", RECV: "sending it"}
+            without = other_end.get(status_file.head(rank).kind, "calling it")
+            sentence = f"rank {rank} waits in {call}; {name_ranks(missing)} {has} without {without}"
             return Stall(sentence, missing[0])
     cycle = _cycle(stuck)
     parts = [

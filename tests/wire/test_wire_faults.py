@@ -180,7 +180,10 @@ FOUR = pytest.param(4, marks=pytest.mark.extra)
         (nobody_sends, ("waits in recv from rank 1", "Each rank waits for another")),
         (other_tags, ("waits in send to rank 1, tag 2", "waits in recv from rank 0, tag 3")),
         (groups_crossed, ("rank 0 waits in all_reduce", "rank 1 waits in all_reduce")),
-        (nobody_receives, ("rank 0 waits in send to rank 1", "rank 1 returned")),
+        (
+            nobody_receives,
+            ("rank 0 waits in send to rank 1", "rank 1 returned without receiving it"),
+        ),
         (the_root_is_gone, ("waits in broadcast #0", "rank 0 returned without calling it")),
         (the_root_is_alone, ("rank 0 waits in broadcast #0", "returned without calling it")),
         (

@@ -71,6 +71,7 @@ def _frame(axes: Any, name: str, world: int) -> None:
     axes.set_xlim(-0.1, 2 * world + 1.6)
     axes.set_ylim(world, 0)
     axes.set_yticks([r + 0.5 for r in range(world)], [f"rank {r}" for r in range(world)])
-    axes.set_xticks([])
+    axes.set_xticks([world / 2, 1.5 * world + 1.5], ["before", "after"])
+    axes.xaxis.tick_top()
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)

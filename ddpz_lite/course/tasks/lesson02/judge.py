@@ -552,9 +552,9 @@ def _node_cases(rng: torch.Generator) -> list[Case]:
 
         inputs = [{"calls": [call(*one) for one in calls]} for _ in IN_ORDER]
         name = "" if dtype is torch.float32 else ", float64"
-        lengths = " and ".join(str(length) for length in dict.fromkeys(n for n, _ in calls))
+        lengths = " and ".join(f"of {length}" for length in dict.fromkeys(n for n, _ in calls))
         placed = ", then ".join(str(list(p)) for p in dict.fromkeys(tuple(p) for _, p in calls))
-        return Case(f"{lengths} elements{name}, nodes {placed}", inputs, kind)
+        return Case(f"tensors {lengths} elements{name}, nodes {placed}", inputs, kind)
 
     return [case((600, IN_ORDER), (12, IN_ORDER), (12, IN_ORDER)),
             case((8, [0, 1, 0, 1]), kind="placed"),
@@ -662,7 +662,9 @@ def _node_near_call(seen: Observed, number: int) -> str | None:
 
 
 def _node_placed(seen: Observed) -> str | None:
-    return _node_values(seen) or _node_far(seen) or _node_near(seen)
+    bytes_wrong = _node_far(seen) or _node_near(seen)
+    same = f"{bytes_wrong} If a line above fails too, fix that first: it may be the same bug."
+    return _node_values(seen) or (same if bytes_wrong else None)
 
 
 NODES = Task(

@@ -899,6 +899,7 @@ def f1(predicted, labels):
 
 PROMISES = {
     "03.same_start": {
+        "Copy rank 0's tensors to all ranks": (START, ""),
         "all parameters, also frozen ones": (START, ""),
         "all buffers, also those that are not in the `state_dict`": (BUFFERS, ""),
         "They may have any dtype": (BUFFERS, ""),
@@ -952,7 +953,8 @@ PROMISES = {
     },
     "03.batch_norm": {
         "the variance of **all** rows on all ranks": (ALL_ROWS, ""),
-        "Use one collective, in which each rank sends at most four numbers per channel": (FEW, ""),
+        "Use one collective of any kind": (FEW, ""),
+        "In it each rank sends at most four numbers per channel": (FEW, ""),
         "one may have none": ("unequal batches", "unequal"),
         "values may be far from zero": (FAR, "far"),
         "with the statistics of all ranks' rows": (ALL_ROWS, ""),

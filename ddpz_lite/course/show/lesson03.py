@@ -25,15 +25,15 @@ def one_batch() -> None:
             _box(axes, (4.5, y), f"gradient {rank}", 1.1, None)
             _arrow(axes, (1.5, y), (2.3, y))
             _arrow(axes, (4.2, y), (4.5, y))
-            _box(axes, (6.75, y), "mean gradient", 1.45, SERIES[4])
+            _box(axes, (6.75, y), "same mean gradient", 1.85, SERIES[4])
             _arrow(axes, (5.6, y), (5.95, y))
             _arrow(axes, (6.3, y), (6.75, y))
         bar, height = (5.95, (RANKS - 1) / 2), RANKS - 0.38
         _box(axes, bar, "all-reduce", 0.35, None, height, rotation=90)
         for x, words in ((0.75, "one batch"), (3.25, "forward"), (5.05, "backward")):
             axes.text(x, 3.7, words, ha="center", fontsize=10, color=MUTED_COLOR)
-        axes.text(7.47, 3.7, "gradient of all 32", ha="center", fontsize=10, color=MUTED_COLOR)
-        axes.set(xlim=(-0.1, 8.3), ylim=(-0.5, 4.0))
+        axes.text(7.67, 3.7, "gradient of all 32", ha="center", fontsize=10, color=MUTED_COLOR)
+        axes.set(xlim=(-0.1, 8.7), ylim=(-0.5, 4.0))
         axes.set_axis_off()
     alt = (
         "A batch of 32 windows is cut into four parts of 8. Each rank computes the mean loss of "

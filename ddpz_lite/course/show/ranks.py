@@ -94,9 +94,10 @@ def draw_bars(
                 offset += height * (name == "recv")
             seen = _visible(row[lane, name], least)
             extents = [(start / unit, max(end - start, least) / unit) for start, end in seen]
-            bar = axes.broken_barh(
-                extents, (rank + offset, height), linewidth=0.3, **style.patch_kwargs
-            )
+            look = style.patch_kwargs
+            if lane == "traffic" and "-" in style.hatch:  # with the edges it would look like bricks
+                look = look | {"hatch": ""}
+            bar = axes.broken_barh(extents, (rank + offset, height), linewidth=0.3, **look)
             if lane == "traffic":  # a light edge: messages that follow one another can be counted
                 starts = [left for left, width in extents if width * unit > 4 * least]
                 x = [value for left in starts for value in (left, left, math.nan)]

@@ -164,6 +164,14 @@ WRONG = {
             loses=UNEVEN,
         ),
         Wrong(
+            "no fp32 copy, and a share that is no whole number",
+            state(kept="4 * states", shard="num_params / world", total="math.ceil(total)").replace(
+                "def", "import math\n\n\ndef", 1
+            ),
+            says="its share is rounded up before it is multiplied",
+            loses=(*MIXED, *UNEVEN),
+        ),
+        Wrong(
             "stage 3 leaves the parameters whole",
             state(p=9),
             says="Stage 3 shards the parameters as well",

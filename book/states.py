@@ -144,7 +144,7 @@ def lives(stored: str) -> dict[str, Any]:
     sliders = [
         _slider("Overlap", ("off", "on"), "on"),
         _slider("After forward", ("reshard", "keep"), "reshard"),
-        {"label": "Moment", "kind": "slider", "start": 11},
+        {"label": "Moment", "kind": "slider", "start": 13},
     ]
     return {"sliders": sliders, "states": states, "note": "4 ranks."}
 

@@ -626,7 +626,7 @@ def largest_batch(peaks, parameters, optimizer, budget):
 ]
 PROMISES["01.largest_batch"] = {
     "with which **every** step of the run stays within `budget` bytes": (*STATEFUL, "states"),
-    "Each time you write down its peak memory": None,
+    "With each you run only the **first** training step and write down its peak memory": None,
     "Every sample adds equally many bytes": (*PLAIN, ""),
     "gradients are freed after each step": None,
     "Assume that the peak occurs in backward in every step": None,

@@ -134,10 +134,11 @@ def test_buckets_take_the_parameters_in_reverse_and_hold_a_view_of_each(shown):
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):
     owners(3)
     ((alt, table),) = shown
-    assert "rank r has only slice r" in alt
-    held = {(moment, rank): slices for moment, rank, slices in table[1:]}
-    assert held["backward: P", "1"] == held["all-gather: R", "1"] == "0, 1, 2"
-    assert [held["reduce-scatter: S", str(rank)] for rank in range(3)] == ["0", "1", "2"]
+    assert "rank r has the mean in slice r only" in alt
+    held = {(moment, rank): (fresh, pale) for moment, rank, fresh, pale in table[1:]}
+    assert held["backward", "1"] == ("", "0, 1, 2")  # nothing is the mean yet
+    assert held["reduce-scatter", "1"] == held["update", "1"] == ("1", "0, 2")
+    assert held["all-gather", "1"] == ("0, 1, 2", "")
 
 
 def test_changes_begin_at_forward_and_tell_the_peak(shown):

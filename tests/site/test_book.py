@@ -115,7 +115,7 @@ def test_no_position_of_a_slider_is_dead_and_the_sizes_are_those_of_the_lesson()
         assert len(set(moments)) == len(moments) > 10
         assert f"Moment {len(moments) - 1} of {len(moments) - 1}:" in moments[-1]
     found_text = re.search(r"One of 4 ranks holds ([\d.]+ MB)", stored)[1]
-    assert f"One rank holds {found_text}" in found["states"][1][0][11], "as the still picture says"
+    assert f"One rank holds {found_text}" in found["states"][1][0][13], "as the still picture says"
 
 
 def test_the_states_of_the_calculator_say_what_it_says():

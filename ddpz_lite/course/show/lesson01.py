@@ -73,8 +73,10 @@ def explore_needs(
             stacked_bars(axes, [""], [parts], list(parts), (1e9, "GB"))
             for limit in DEVICES:
                 axes.axvline(limit, color=TEXT_COLOR, linestyle="--", linewidth=1)
+                axes.text(limit + 0.6, -0.66, f"{limit} GB", va="top", fontsize=8, color=TEXT_COLOR)
             axes.set_xlim(0, max(100, 1.17 * total))
-            axes.set_xlabel("GB, modelled (dashed: devices of 24 and of 80 GB)")
+            axes.set_ylim(0.5, -0.68)  # space for the names of the lines
+            axes.set_xlabel("GB, modelled (dashed: the memory of two devices)")
         fits = next((f"fits {limit} GB" for limit in DEVICES if total <= limit), "fits neither")
         alt = f"{total:.1f} GB in all: {fits}. "
         alt += ", ".join(f"{kind} {size / 1e9:.1f} GB" for kind, size in parts.items()) + "."

@@ -104,11 +104,13 @@ def side_by_side(
 ) -> None:
     """Draw strategies as rows of three bars each, from the top.
 
-    measured: {name: {"held": {kind: bytes}, "sent": bytes, "peak": bytes}}. formulas: {name: (bytes
-    held, bytes sent)}, drawn as black lines.
+    measured: {name: {"held": {kind: bytes}, "sent": bytes, "peak": {kind: bytes}}}. formulas:
+    {name: (bytes held, bytes sent)}, drawn as black lines.
     """
     names = list(measured)
-    fig, (left, middle, last) = figure(1, 3, height=2.9, sharey=True)
+    peak_kinds = [k for k in TIMELINE_KINDS if any(one["peak"][k] for one in measured.values())]
+    peaks = {name: sum(one["peak"].values()) for name, one in measured.items()}
+    fig, (left, middle, last) = figure(1, 3, height=3.1, sharey=True)
     with house_style():
         before = [0.0] * len(names)
         for kind in KINDS:
@@ -120,13 +122,15 @@ def side_by_side(
         middle.barh(
             names,
             [one["sent"] / 1e6 for one in measured.values()],
-            **style_of("all_gather").patch_kwargs,
-        )
-        last.barh(
-            names,
-            [one["peak"] / 1e6 for one in measured.values()],
             **style_of("all_reduce").patch_kwargs,
         )
+        before = [0.0] * len(names)
+        for kind in peak_kinds:
+            widths = [one["peak"][kind] / 1e6 for one in measured.values()]
+            last.barh(
+                names, widths, left=before, label=kind, linewidth=0, **style_of(kind).patch_kwargs
+            )
+            before = [a + b for a, b in zip(before, widths, strict=True)]
         for place, name in enumerate(names):
             for axes, size in zip((left, middle), formulas[name], strict=True):
                 x = size / 1e6
@@ -137,15 +141,15 @@ def side_by_side(
             axes.set_xlabel("MB")
             axes.tick_params(axis="y", length=0)
             axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
-        fig.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3)
+        fig.legend(*last.get_legend_handles_labels(), loc="outside lower left", ncols=3)
     alt = "Strategies side by side. " + " ".join(
         f"{name}: holds {sum(one['held'].values()) / 1e6:.2f} MB, sends {one['sent'] / 1e6:.2f} MB "
-        f"per step, peak {one['peak'] / 1e6:.2f} MB."
+        f"per step, peak {peaks[name] / 1e6:.2f} MB."
         for name, one in measured.items()
     )
     rows = [["strategy", *(f"{kind}, bytes" for kind in KINDS), "sent, bytes", "peak, bytes"]]
     for name, one in measured.items():
-        rows.append([name, *(one["held"][kind] for kind in KINDS), one["sent"], one["peak"]])
+        rows.append([name, *(one["held"][kind] for kind in KINDS), one["sent"], peaks[name]])
     show_figure(fig, alt=alt, table=rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpz_lite.course.show.canvas import figure, house_style, legend_above, swatch
@@ -20,12 +20,14 @@ def one_axis(
     x: str,
     title: str,
     exposed: Mapping[str, tuple[float, float]] | None = None,
+    number: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Draw a step of rank 0 for each of `steps`, one below another, and show it.
 
     steps: {name: a run cut down to one step}. unit: seconds that count as 1 on the axis, whose
     label is x. exposed: for each name when its exposed communication begins and ends, on the clock
     of the run; it is drawn as a bracket, and backward ends where it begins.
+    number: for a name, which of its calls, counted from 0, are numbered 1, 2, ... in the figure.
     """
     fig, axes = figure(height=1.4 + 0.75 * len(steps))
     words, rows, kinds = [], [], {}
@@ -44,6 +46,11 @@ def one_axis(
                 axes.broken_barh(
                     bars, (row - 0.28 if above else row + 0.02, 0.26), linewidth=0.5, **look
                 )
+            ordered = sorted(_calls(step), key=lambda call: call.started)
+            for place, index in enumerate((number or {}).get(name, ()), start=1):
+                middle = (ordered[index].started + ordered[index].finished) / 2
+                at = (middle - zero) / unit, row + 0.3
+                axes.annotate(str(place), at, ha="center", va="top", fontsize=8.5)
             kinds |= dict.fromkeys(lanes)
             end = max(left + width for bars in lanes.values() for left, width in bars)
             calls = sum(len(bars) for kind, bars in lanes.items() if kind not in COMPUTING)

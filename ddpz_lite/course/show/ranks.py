@@ -99,8 +99,9 @@ def draw_bars(
             )
             if lane == "traffic":  # a light edge: messages that follow one another can be counted
                 starts = [left for left, width in extents if width * unit > 4 * least]
-                low, high = rank + offset, rank + offset + height
-                axes.vlines(starts, low, high, color=CARD, linewidth=1.2)
+                x = [value for left in starts for value in (left, left, math.nan)]
+                y = [rank + offset, rank + offset + height, math.nan] * len(starts)
+                axes.plot(x, y, color=CARD, linewidth=1.2, marker="", solid_capstyle="butt")
             handles[name] = bar
     is_idle = any(end - start >= least for intervals in free for start, end in intervals)
     return {name: handles[name] for name in names} | ({_free_name(rows): idle} if is_idle else {})

@@ -38,9 +38,9 @@ STATES: dict[str, SeriesStyle] = {
 }
 FAINT = 0.45  # opacity of what is still to come
 KINDS: dict[str, SeriesStyle] = {
-    "shards of parameters": SERIES[0],
-    "unsharded units": SERIES[3],
-    "unsharded gradients": SERIES[1],
+    "shards of parameters": STATES["sharded"],
+    "unsharded units": STATES["unsharded"],
+    "unsharded gradients": SERIES[5],
     "shards of gradients": SERIES[2],
 }
 
@@ -197,7 +197,7 @@ def picture(
     amounts = [held(moment, sizes, world) for moment in moments]
     fig, (units, memory) = figure(2, 1, height=4.6, sharex=True)
     with house_style():
-        units.set_title(f"{at}: {moments[at].text}", fontsize=10)
+        units.set_title(f"{at}: {moments[at].text}", fontsize=9)
         _draw_units(units, moments, at)
         unit = _draw_memory(memory, amounts, at)
         for axes in (units, memory):

@@ -87,15 +87,15 @@ def trained(
 
 def state_bytes(answer: Callable[..., Any], *, states: list[dict[str, Any]]) -> dict[str, Any]:
     """states: the arguments of `trained`, for each call."""
-    told, changed = [], []
+    reported, changed = [], []
     for state in states:
         model, optimizer = trained(**state)
         there = _inside(model, optimizer)
         kept = Kept(the=there)
-        told.append(answer(model, optimizer))
+        reported.append(answer(model, optimizer))
         there.update(_inside(model, optimizer))
         changed += kept.changed()
-    return {"bytes": told, "changed": changed}
+    return {"bytes": reported, "changed": changed}
 
 
 def _inside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
@@ -122,15 +122,15 @@ def accumulate(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> d
 
     Gradients are never cleared here, and begin as ones.
     """
-    made = [_model(mine["weights"]) for mine in models]
+    made = [_model(local["weights"]) for local in models]
     known = [p for model, _ in made for p in model.parameters()]
-    known += [batch[name] for mine in models for batch in mine["batches"] for name in "xy"]
+    known += [batch[name] for local in models for batch in local["batches"] for name in "xy"]
     holding, log = Holding(known), []
-    for number in range(max(len(mine["batches"]) for mine in models)):
-        for which, ((model, events), mine) in enumerate(zip(made, models, strict=True)):
-            if number >= len(mine["batches"]):
+    for number in range(max(len(local["batches"]) for local in models)):
+        for which, ((model, events), local) in enumerate(zip(made, models, strict=True)):
+            if number >= len(local["batches"]):
                 continue
-            batch = mine["batches"][number]
+            batch = local["batches"][number]
             parameters = list(model.parameters())
             modes = [module.training for module in model.modules()]
             kept = Kept(weights=parameters, x=batch["x"], y=batch["y"])
@@ -138,7 +138,7 @@ def accumulate(answer: Callable[..., Any], *, models: list[dict[str, Any]]) -> d
             holding.peak = 0
             events.clear()
             with holding:
-                loss = LOSSES[mine["loss"]]
+                loss = LOSSES[local["loss"]]
                 answer(model, loss, batch["x"], batch["y"], batch["micro_batch"])
             log.append(
                 {

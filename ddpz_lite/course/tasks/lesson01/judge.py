@@ -72,21 +72,21 @@ def _state_says(state: dict[str, Any]) -> str:
 
 def _state_values(seen: Observed) -> str | None:
     states, got = seen.case.inputs[0]["states"], seen.data[0]
-    for state, told in zip(states, got["bytes"], strict=True):
-        if type(told) is not dict or set(told) != set(KINDS):
+    for state, reported in zip(states, got["bytes"], strict=True):
+        if type(reported) is not dict or set(reported) != set(KINDS):
             return f"The result must be a dict with the keys {', '.join(KINDS)}."
         model, optimizer = trained(**state)
         held = memory(model, optimizer)
         for kind in KINDS:
-            if (value := number(told[kind])) != held[kind]:
-                cure = _state_cure(kind, value, model, optimizer, held[kind])
-                return f"{_state_says(state)}: {kind}: {cure}"
+            if (value := number(reported[kind])) != held[kind]:
+                why = _explain_state(kind, value, model, optimizer, held[kind])
+                return f"{_state_says(state)}: {kind}: {why}"
     if got["changed"]:
         return "The model or the optimizer has changed. Only read them."
     return None
 
 
-def _state_cure(kind: str, value: float | None, model: Any, optimizer: Any, right: int) -> str:
+def _explain_state(kind: str, value: float | None, model: Any, optimizer: Any, right: int) -> str:
     if value is None:
         return "the result must be a number of bytes."
     listed = [p for m in model.modules() for p in m._parameters.values() if p is not None]
@@ -207,25 +207,25 @@ def _accumulated(seen: Observed):
     models, before = seen.case.inputs[0]["models"], {}
     for got in seen.data[0]["log"]:
         which, number = got["of"]
-        mine, batch = models[which], models[which]["batches"][number]
+        local, batch = models[which], models[which]["batches"][number]
         says = f"A batch of {len(batch['x'])} in parts of {batch['micro_batch']}"
-        ones = [torch.ones_like(w) for w in mine["weights"]]
-        yield says, mine, batch, got, before.get(which, ones)
+        ones = [torch.ones_like(w) for w in local["weights"]]
+        yield says, local, batch, got, before.get(which, ones)
         before[which] = got["gradients"]
 
 
-def _gradients(mine: dict, batch: dict, weighted: list[tuple[slice, float]]) -> list[torch.Tensor]:
+def _gradients(local: dict, batch: dict, weighted: list[tuple[slice, float]]) -> list[torch.Tensor]:
     """The gradients of the sum of weight * mean loss over some parts of a batch."""
-    leaves = [w.clone().requires_grad_() for w in mine["weights"]]
+    leaves = [w.clone().requires_grad_() for w in local["weights"]]
     total = torch.zeros((), dtype=leaves[0].dtype)
     for part, weight in weighted:
         out = torch.tanh(batch["x"][part] @ leaves[0].T) @ leaves[1].T
-        total = total + weight * LOSSES[mine["loss"]](out, batch["y"][part])
+        total = total + weight * LOSSES[local["loss"]](out, batch["y"][part])
     return list(torch.autograd.grad(total, leaves))
 
 
 def _accumulate_values(seen: Observed) -> str | None:
-    for says, mine, batch, got, before in _accumulated(seen):
+    for says, local, batch, got, before in _accumulated(seen):
         if any(name.startswith("weights") for name in got["changed"]):
             return "The weights have changed. Only gradients are asked for; the step comes later."
         if got["changed"]:
@@ -236,9 +236,9 @@ def _accumulate_values(seen: Observed) -> str | None:
             )
         if any(gradient is None for gradient in got["gradients"]):
             return f"{says}: a parameter has no gradient at the end."
-        right = _gradients(mine, batch, [(slice(None), 1.0)])
+        right = _gradients(local, batch, [(slice(None), 1.0)])
         if not _alike(got["gradients"], right):
-            return f"{says}: {_accumulate_cure(mine, batch, got['gradients'], right, before)}"
+            return f"{says}: {_explain_accumulate(local, batch, got['gradients'], right, before)}"
     return None
 
 
@@ -246,7 +246,7 @@ def _alike(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     return all(close(g, w) for g, w in zip(got, wanted, strict=True))
 
 
-def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: list) -> str:
+def _explain_accumulate(local: dict, batch: dict, got: list, right: list, before: list) -> str:
     total, micro = len(batch["x"]), batch["micro_batch"]
     parts = [slice(start, min(start + micro, total)) for start in range(0, total, micro)]
     lengths = [part.stop - part.start for part in parts]
@@ -273,15 +273,15 @@ def _accumulate_cure(mine: dict, batch: dict, got: list, right: list, before: li
     if _alike(got, [a + b for a, b in zip(right, before, strict=True)]):
         return "the gradients of the previous step are still in the sum: clear them first."
     for words, weighted in table:
-        if weighted and _alike(got, _gradients(mine, batch, weighted)):
+        if weighted and _alike(got, _gradients(local, batch, weighted)):
             return words
     names = ("the first layer's gradient", "the last layer's gradient")
-    told = (differs(*pair) for pair in zip(got, right, names, strict=True))
-    return next(filter(None, told))
+    messages = (differs(*pair) for pair in zip(got, right, names, strict=True))
+    return next(filter(None, messages))
 
 
 def _accumulate_memory(seen: Observed) -> str | None:
-    for says, mine, batch, got, _ in _accumulated(seen):
+    for says, local, batch, got, _ in _accumulated(seen):
         micro, events = batch["micro_batch"], got["events"]
         samples = max((size for name, size in events if name == "forward"), default=0)
         if not samples:
@@ -293,7 +293,7 @@ def _accumulate_memory(seen: Observed) -> str | None:
                 f"{says}: a second forward began before the backward of the first: the activations "
                 "of both were in memory. Call backward for each part."
             )
-        weights, size = sum(w.nbytes for w in mine["weights"]), mine["weights"][0].itemsize
+        weights, size = sum(w.nbytes for w in local["weights"]), local["weights"][0].itemsize
         rows = micro * batch["x"][0].numel() // batch["x"].shape[-1]
         most = PARTS * rows * (HIDDEN + 3) * size + COPIES * weights
         if got["peak"] > most:
@@ -431,13 +431,13 @@ def _scaled_values(seen: Observed) -> str | None:
     for run, steps in _replayed(seen):
         before = run["weights"]
         for step, (got, right) in enumerate(steps):
-            if wrong := _scaled_cure(step, got, right, before):
+            if wrong := _explain_scaled(step, got, right, before):
                 return f"{wrong} The run: {run['says']}."
             before = right["weights"]
     return None
 
 
-def _scaled_cure(step: int, got: dict, right: dict, before: list[torch.Tensor]) -> str | None:
+def _explain_scaled(step: int, got: dict, right: dict, before: list[torch.Tensor]) -> str | None:
     moved = [not close(a, b) for a, b in zip(got["weights"], before, strict=True)]
     if not right["stepped"] and any(moved):
         if not all(w.isfinite().all() for w in got["weights"]):
@@ -462,13 +462,13 @@ def _scaled_scale(seen: Observed) -> str | None:
     for run, steps in _replayed(seen):
         scale, interval = run["scaler"]["scale"], run["scaler"]["interval"]
         for step, (got, right) in enumerate(steps):
-            if wrong := _scale_cure(step, got["scaler"], right, scale, interval):
+            if wrong := _explain_scale(step, got["scaler"], right, scale, interval):
                 return f"{wrong} The run: {run['says']}."
             scale = right["scale"]
     return None
 
 
-def _scale_cure(step: int, got: dict, right: dict, before: float, interval: int) -> str | None:
+def _explain_scale(step: int, got: dict, right: dict, before: float, interval: int) -> str | None:
     if number(got["scale"]) != right["scale"]:
         if not right["stepped"]:
             return f"After the overflow in step {step} the scale must be half of what it was."
@@ -594,27 +594,29 @@ def _wrong_batch(question: dict[str, Any], got: Any) -> str | None:
     if batch < 0:
         return f"It returned {batch}. If not even one sample fits, the answer is 0."
     name, budget = question["optimizer"], question["budget"]
-    told = f"With {name} and {budget:,} bytes it returned {batch}"
+    message = f"With {name} and {budget:,} bytes it returned {batch}"
     size = max(question["peaks"])
     forgot = {other: _fitting({**question, "optimizer": other}) for other in STATES}
     if batch == budget * size // question["peaks"][size]:
         return (
-            f"{told}, as if all of the peak grew with the batch. Weights and gradients do not: two "
-            "measurements tell them apart."
+            f"{message}, as if all of the peak grew with the batch. Weights and gradients do not: "
+            "two measurements tell them apart."
         )
     if name == "SGD" and batch == forgot["AdamW"]:
-        return f"{told}: weights and gradients are in the measured peak already."
+        return f"{message}: weights and gradients are in the measured peak already."
     if batch == forgot["SGD"]:
-        return f"{told}: the first step fits, but the second one also holds the optimizer's states."
+        return (
+            f"{message}: the first step fits, but the second one also holds the optimizer's states."
+        )
     if batch in forgot.values():
         other = next(other for other, fits in forgot.items() if fits == batch)
-        return f"{told}, which is right for the states of {other}."
+        return f"{message}, which is right for the states of {other}."
     if batch > right:
         peak = _peak(question, batch)
-        return f"{told}. Its second step has a peak of {peak:,}, which is too much."
+        return f"{message}. Its second step has a peak of {peak:,}, which is too much."
     if batch == 1 << max(right.bit_length() - 1, 0):
-        return f"{told}, a power of two. {batch + 1} samples fit as well."
-    return f"{told}, and {batch + 1} samples fit as well: {_peak(question, batch + 1):,} bytes."
+        return f"{message}, a power of two. {batch + 1} samples fit as well."
+    return f"{message}, and {batch + 1} samples fit as well: {_peak(question, batch + 1):,} bytes."
 
 
 LARGEST_BATCH = Task(

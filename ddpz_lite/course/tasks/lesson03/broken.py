@@ -18,7 +18,7 @@ def gradients(
     before: what each rank's gradient was after the last step, 0 at first.
     """
     world = len(batches)
-    own = [torch.cat(list(mine)) for mine in batches]
+    own = [torch.cat(list(local)) for local in batches]
     every = torch.cat(own)
     right = every.mean().item()
     if mistake == "local":
@@ -26,7 +26,7 @@ def gradients(
     if mistake == "equal":
         return [sum(values.mean().item() for values in own) / world] * world
     if mistake == "last":
-        return [torch.cat([mine[-1] for mine in batches]).mean().item()] * world
+        return [torch.cat([local[-1] for local in batches]).mean().item()] * world
     if mistake == "again":
         total = 0.0
         for together in zip(*batches, strict=True):  # summed over ranks each time, with the earlier

@@ -138,14 +138,14 @@ def weighted_mean(
 
     later: the same of further calls, whose gradients are transposed views.
     """
-    mine, *others = [
+    local, *others = [
         _in_a_list(answer, [laid_out(g) for g in turn["gradients"]], turn["samples"])
         for laid_out, turn in [
             (torch.clone, {"gradients": gradients, "samples": samples}),
             *((_turned, turn) for turn in later),
         ]
     ]
-    return {**mine, "later": others}
+    return {**local, "later": others}
 
 
 def _in_a_list(
@@ -166,11 +166,11 @@ def rank_indices(answer: Callable[..., Any], *, calls: list[list[Any]]) -> dict[
     """calls: the arguments of each: length, epoch, seed, evaluate."""
     torch.manual_seed(7)
     before = _generators()
-    dealt = [answer(*arguments) for arguments in calls]
+    assigned = [answer(*arguments) for arguments in calls]
     generators = [name for name, now in _generators().items() if now != before[name]]
     return {
-        "dealt": [list(d) if isinstance(d, Iterable) else d for d in dealt],
-        "types": [type(d).__name__ for d in dealt],
+        "assigned": [list(d) if isinstance(d, Iterable) else d for d in assigned],
+        "types": [type(d).__name__ for d in assigned],
         "drew_from": generators,
     }
 
@@ -208,9 +208,9 @@ def f1(answer: Callable[..., Any], *, calls: list[dict[str, torch.Tensor]]) -> d
     values, changed = [], []
     for number, call in enumerate(calls):
         step = 2 if number else 1
-        mine = {name: t.repeat_interleave(step)[::step] for name, t in call.items()}
-        kept = Kept(**mine)
-        values.append(_copy(answer(mine["predicted"], mine["labels"])))
+        local = {name: t.repeat_interleave(step)[::step] for name, t in call.items()}
+        kept = Kept(**local)
+        values.append(_copy(answer(local["predicted"], local["labels"])))
         changed += kept.changed()
     return {"f1": values, "changed": changed}
 

@@ -263,9 +263,9 @@ def _average_values(seen: Observed) -> str | None:
         if got["changed"]:
             return f"Rank {rank}'s {got['changed'][0]} has changed: average its .grad."
         steps = zip(seen.case.inputs[rank]["steps"], got["gradients"], strict=True)
-        for step, (mine, now) in enumerate(steps):
+        for step, (local, now) in enumerate(steps):
             every = [inputs["steps"][step]["gradients"] for inputs in seen.case.inputs]
-            for index, own in enumerate(mine["gradients"]):
+            for index, own in enumerate(local["gradients"]):
                 what = f"Rank {rank}'s gradient {index} in call {step}"
                 if own is None and now[index] is not None:
                     return f"{what} must stay None, because the parameter is frozen or unused."
@@ -458,17 +458,17 @@ def _index_cases(rng: torch.Generator) -> list[Case]:
             case(3, True), case(4, True), case(1, True)]  # fmt: skip
 
 
-Dealt = list[list[int]]  # by rank
+Assigned = list[list[int]]  # by rank
 
 
-def _dealt(seen: Observed, call: int) -> Dealt:
-    return [[whole(index) for index in got["dealt"][call]] for got in seen.data]
+def _dealt(seen: Observed, call: int) -> Assigned:
+    return [[whole(index) for index in got["assigned"][call]] for got in seen.data]
 
 
 def _lists(
-    evaluates: bool, judge: Callable[[Dealt, int], str | None]
+    evaluates: bool, judge: Callable[[Assigned, int], str | None]
 ) -> Callable[[Observed], str | None]:
-    """A judge of what is dealt in each call to evaluate, or to train; before it, whether that is
+    """A judge of what is assigned in each call to evaluate, or to train; before it, whether that is
     lists of ints.
     """
 
@@ -479,7 +479,7 @@ def _lists(
             for rank, got in enumerate(seen.data):
                 if got["types"][number] != "list":
                     return f"Rank {rank} returned a {got['types'][number]}, not a list of ints."
-                if any(whole(index) is None for index in got["dealt"][number]):
+                if any(whole(index) is None for index in got["assigned"][number]):
                     return f"Rank {rank} returned a list with something other than ints."
             if wrong := judge(_dealt(seen, number), length):
                 use = "to evaluate" if evaluates else "to train on"
@@ -490,13 +490,13 @@ def _lists(
 
 
 @partial(_lists, False)
-def _train_values(dealt: Dealt, length: int) -> str | None:
-    every = Counter(index for rank in dealt for index in rank)
-    world, counts = len(dealt), [len(rank) for rank in dealt]
+def _train_values(assigned: Assigned, length: int) -> str | None:
+    every = Counter(index for rank in assigned for index in rank)
+    world, counts = len(assigned), [len(rank) for rank in assigned]
     if set(every) - set(range(length)):
         return f"some indices were not among 0 to {length - 1}."
     if missing := length - len(every):
-        return _missing(dealt, missing)
+        return _missing(assigned, missing)
     if len(set(counts)) > 1:
         return f"the ranks got {counts}: a rank with more waits forever."
     if world > 1 and min(counts) >= length:
@@ -508,9 +508,9 @@ def _train_values(dealt: Dealt, length: int) -> str | None:
     return None
 
 
-def _missing(dealt: Dealt, missing: int) -> str:
-    twice = [rank for rank, mine in enumerate(dealt) if len(set(mine)) < len(mine)]
-    repeated = sum(map(len, dealt)) - len({index for rank in dealt for index in rank})
+def _missing(assigned: Assigned, missing: int) -> str:
+    twice = [rank for rank, local in enumerate(assigned) if len(set(local)) < len(local)]
+    repeated = sum(map(len, assigned)) - len({index for rank in assigned for index in rank})
     if twice:
         return f"rank {twice[0]} got one twice, but {missing} never came."
     if repeated:
@@ -522,15 +522,15 @@ def _missing(dealt: Dealt, missing: int) -> str:
 
 
 @partial(_lists, True)
-def _eval_values(dealt: Dealt, length: int) -> str | None:
-    every = Counter(index for rank in dealt for index in rank)
+def _eval_values(assigned: Assigned, length: int) -> str | None:
+    every = Counter(index for rank in assigned for index in rank)
     if twice := every.total() - len(every):
         return f"{twice} came twice: padding is counted twice in what is measured."
     if missing := len(set(range(length)) - set(every)):
         return f"{missing} were never evaluated."
     if len(every) > length:
         return f"some indices were not among 0 to {length - 1}."
-    counts = [len(rank) for rank in dealt]
+    counts = [len(rank) for rank in assigned]
     if max(counts) - min(counts) > 1:
         return f"the ranks got {counts} to evaluate: the fullest works while others wait."
     return None
@@ -540,28 +540,28 @@ def _shuffled(seen: Observed) -> str | None:
     first, *others, again, reseeded = (_dealt(seen, call) for call in range(len(EPOCHS) + 2))
     if first != again:
         return "Epoch 0 was requested twice and gave two orders."
-    for rank, mine in enumerate(first):
-        if mine == sorted(mine):
+    for rank, local in enumerate(first):
+        if local == sorted(local):
             return f"Rank {rank} gets its samples in ascending order: they are not shuffled."
         for epoch, other in zip(EPOCHS[1:], others, strict=True):
-            if mine == other[rank]:
+            if local == other[rank]:
                 return (
                     f"Rank {rank} gets the same samples in the same order in epochs 0 and {epoch}."
                 )
-            if seen.case.world > 1 and set(mine) == set(other[rank]):
+            if seen.case.world > 1 and set(local) == set(other[rank]):
                 return (
                     f"Rank {rank} gets the same samples in epochs 0 and {epoch}, in another order: "
                     "it never sees the others'."
                 )
-        if mine == reseeded[rank]:
+        if local == reseeded[rank]:
             return f"Rank {rank} gets the same order from two seeds: the seed is not used."
     return _patterned(first, others, reseeded) if seen.case.world == 1 else None
 
 
-def _patterned(first: Dealt, others: Sequence[Dealt], reseeded: Dealt) -> str | None:
+def _patterned(first: Assigned, others: Sequence[Assigned], reseeded: Assigned) -> str | None:
     """Whether an order follows from another. One rank alone, which sees the whole order."""
     known = {"Another seed's order": reseeded[0]}
-    known |= {f"Epoch {n}": dealt[0] for n, dealt in zip(EPOCHS[1:], others, strict=True)}
+    known |= {f"Epoch {n}": assigned[0] for n, assigned in zip(EPOCHS[1:], others, strict=True)}
     for words, order in {"Epoch 0": first[0], **known}.items():
         if _follows(order, sorted(order)):
             return f"{words} follows from 0, 1, 2, ... by a simple rule: it is not shuffled."
@@ -759,7 +759,7 @@ def _f1_cases(rng: torch.Generator) -> list[Case]:
         return {"predicted": predicted.bool()[order], "labels": labels.bool()[order]}
 
     def case(*calls: Sequence[tuple[int, int, int, int]], kind: str = "", says: str = "") -> Case:
-        inputs = [{"calls": [samples(*c) for c in mine]} for mine in zip(*calls, strict=True)]
+        inputs = [{"calls": [samples(*c) for c in local]} for local in zip(*calls, strict=True)]
         return Case(world_name(len(inputs)) + says, inputs, kind)
 
     none, two = (0, 0, 0, 0), (0, 4, 1, 6)
@@ -895,18 +895,18 @@ def _misnamed(rank: int, name: Any, mistake: str, asked: list[Any]) -> str:
         return f"Rank {rank} returned {name!r}. Return one of the names in the table."
     if not asked:
         return f"Rank {rank} returned {name!r} without calling `step`."
-    true, told = _ran(mistake, asked)[rank], _ran(name, asked)[rank]
-    if all(abs(a - b) <= 1e-6 * max(abs(a), 1e-3) for a, b in zip(true, told, strict=True)):
+    true, claimed = _ran(mistake, asked)[rank], _ran(name, asked)[rank]
+    if all(abs(a - b) <= 1e-6 * max(abs(a), 1e-3) for a, b in zip(true, claimed, strict=True)):
         pair = [one for one in ALIKE if one in (name, mistake)]
         return (
             f"You called a step {name!r}, but it is a different one. Your samples cannot tell the "
             f"two apart: rank {rank} gets {true[0]:.4g} from both. "
             "" + (ALIKE[pair[-1]] if pair else "A mean of 0 shows nothing.")
         )
-    at = next(i for i, (a, b) in enumerate(zip(true, told, strict=True)) if abs(a - b) > 1e-9)
+    at = next(i for i, (a, b) in enumerate(zip(true, claimed, strict=True)) if abs(a - b) > 1e-9)
     return (
         f"Rank {rank} returned {name!r}. With this mistake, call {at + 1} would have given it "
-        f"{told[at]:.4g}, but it got {true[at]:.4g}."
+        f"{claimed[at]:.4g}, but it got {true[at]:.4g}."
     )
 
 
@@ -915,10 +915,10 @@ def _ran(mistake: str, asked: list[Any]) -> list[list[float]]:
     ranks = len(asked[0])
     given, before = [], [0.0] * ranks
     for batches in asked:
-        parts = [[torch.tensor(p, dtype=torch.float64) for p in mine] for mine in batches]
+        parts = [[torch.tensor(p, dtype=torch.float64) for p in local] for local in batches]
         before = broken.gradients(mistake, parts, before)
         given.append(before)
-    return [list(mine) for mine in zip(*given, strict=True)]
+    return [list(local) for local in zip(*given, strict=True)]
 
 
 def _experiments(seen: Observed) -> str | None:

@@ -90,10 +90,10 @@ def _owner_form(owners: Any, sizes: list[int], rank: int, world: int) -> str | N
 
 def _owner_balance(seen: Observed) -> str | None:
     calls = zip(seen.case.inputs[0]["models"], seen.data[0]["owners"], strict=True)
-    told = (
+    message = (
         _unbalanced(sizes, list(map(whole, owners)), seen.case.world) for sizes, owners in calls
     )
-    return next(filter(None, told), None)
+    return next(filter(None, message), None)
 
 
 def _unbalanced(sizes: list[int], owners: list[int], world: int) -> str | None:
@@ -259,11 +259,11 @@ def _zero1_values(seen: Observed) -> str | None:
         right = _on_the_mean(seen.case, step + 1)
         for rank, got in enumerate(seen.data):
             now = got["after"][step]
-            for index, (mine, wanted) in enumerate(zip(now, right, strict=True)):
-                if (mine.dtype, mine.shape) != (wanted.dtype, wanted.shape):
-                    return differs(mine, wanted, f"Rank {rank}'s parameter {index}")
+            for index, (local, wanted) in enumerate(zip(now, right, strict=True)):
+                if (local.dtype, local.shape) != (wanted.dtype, wanted.shape):
+                    return differs(local, wanted, f"Rank {rank}'s parameter {index}")
             if not all(close(a, b, rtol=RTOL) for a, b in zip(now, right, strict=True)):
-                return f"After step {step} on rank {rank}: {_zero1_cure(seen.case, now, step)}"
+                return f"After step {step} on rank {rank}: {_explain_zero1(seen.case, now, step)}"
     return same_on_all_ranks(seen, lambda got: got["after"][-1])
 
 
@@ -271,13 +271,13 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.flatten() for t in tensors])
 
 
-def _zero1_cure(case: Case, now: list[torch.Tensor], step: int) -> str:
+def _explain_zero1(case: Case, now: list[torch.Tensor], step: int) -> str:
     stack = _stacked(case)
     flat, start, good = map(_flat, (now, _weights(case), _on_the_mean(case, step + 1)))
     near = partial(torch.isclose, rtol=RTOL, atol=1e-5)
     moved, fine = ~torch.isclose(flat, start), near(flat, good)
     if not moved.any():
-        return "the parameters have not changed. Do you copy the updated shards back into them?"
+        return "the parameters have not changed. Do you copy the updated shares back into them?"
     if fine.any() and torch.equal(fine | ~moved, torch.ones_like(fine)):
         return (
             f"{int((~fine).sum())} of {len(flat)} elements have not changed. Which rank owns "
@@ -321,7 +321,7 @@ def _zero1_states(seen: Observed) -> str | None:
     if total < kinds * psi:
         return f"All ranks together keep {total} state elements; {kinds * psi} are needed."
     bytes_ = 4 * (kinds + 2) * sum(shares) + COUNTERS * len(shares)
-    why = "between steps, its part of the states and a copy of its parameters and gradients"
+    why = "between steps, its share of the states and a copy of its parameters and gradients"
     return holds_at_most(seen, lambda got: got["held"], bytes_, why) or (
         _zero1_used(seen) if seen.case.kind == "changed" else None
     )
@@ -370,8 +370,8 @@ def _factors(seen: Observed, begun: torch.Tensor) -> torch.Tensor:
 
 
 def _most_elements(weights: Sequence[torch.Tensor], world: int) -> int:
-    """A rank's share: a flat range rounded up, whole parameters dealt greedily, or each parameter
-    cut in N and rounded up.
+    """A rank's share: a flat range rounded up, whole parameters assigned greedily, or each
+    parameter cut in N and rounded up.
     """
     sizes = [weight.numel() for weight in weights]
     cut = sum(-(-size // world) for size in sizes)
@@ -384,7 +384,7 @@ def _zero1_traffic(seen: Observed) -> str | None:
     world = seen.case.world
     padded = world * sum(_most_elements(m, world) for m in seen.case.inputs[0]["models"])
     most = STEPS * 2 * (world - 1) * padded * 4  # bytes of all ranks
-    start = (world - 1) * padded * 4  # whoever wants to may broadcast the parameters at first
+    start = (world - 1) * padded * 4  # an answer may broadcast the parameters at first
     sent = sent_by_all(seen)
     if sent <= most + start:
         return None
@@ -414,10 +414,11 @@ ZERO1 = Task(
     hints=(
         "Which elements does rank r update? Which gradients does it need, and which ranks need "
         "its result?",
-        "Lay parameters and gradients end to end and pad: a flat buffer of N equal shards. The "
-        "inner optimizer has one parameter, this rank's shard.",
-        "step: flat gradient -> reduce_scatter (given) / world -> shard.grad; optimizer.step() on "
-        "the shard; all_gather (given) of the shards; copy back into the parameters.",
+        "Lay parameters and gradients end to end and pad: a flat buffer of N equal shares. The "
+        "inner optimizer has one parameter, this rank's share.",
+        "step: flat gradient -> reduce_scatter (given) / world -> share.grad; optimizer.step() on "
+        "the share; all_gather (given) of the shares; copy back into the parameters. With whole "
+        "parameters: dist.reduce to the owner; the owner steps; dist.broadcast.",
     ),
     debrief="ZeroRedundancyOptimizer behind DDP pays 3Ψ: an all-reduce, then broadcasts. "
     "ddpz_lite's "
@@ -497,23 +498,23 @@ def _muon_values(seen: Observed) -> str | None:
         right = _muon(case, step + 1)
         for rank, got in enumerate(seen.data):
             now = got["steps"][step]["weights"]
-            for index, (mine, wanted) in enumerate(zip(now, right, strict=True)):
+            for index, (local, wanted) in enumerate(zip(now, right, strict=True)):
                 what = f"After step {step}, rank {rank}'s matrix {index}"
-                if wrong := differs(mine, wanted, what, rtol=MUON_RTOL):
-                    return _muon_cure(case, mine, step, rank, index, what) or wrong
+                if wrong := differs(local, wanted, what, rtol=MUON_RTOL):
+                    return _explain_muon(case, local, step, rank, index, what) or wrong
     return same_on_all_ranks(seen, lambda got: got["steps"][-1]["weights"])
 
 
-def _muon_cure(
-    case: Case, mine: torch.Tensor, step: int, rank: int, index: int, what: str
+def _explain_muon(
+    case: Case, local: torch.Tensor, step: int, rank: int, index: int, what: str
 ) -> str | None:
     def near(other: torch.Tensor) -> bool:
-        return close(mine, other, rtol=MUON_RTOL)
+        return close(local, other, rtol=MUON_RTOL)
 
     before = _muon(case, step)[index]
     if near(before):
         return f"{what} has not moved. Does its owner send the new one to all ranks?"
-    moved = (mine - before) / -case.inputs[0]["rates"][step]
+    moved = (local - before) / -case.inputs[0]["rates"][step]
     own = [r["gradients"][step][index] for r in case.inputs]
     mean = torch.stack(own).mean(0)
     if step == 0 and close(

@@ -465,15 +465,15 @@ def _keep_form(seen: Observed) -> str | None:
         peak, budget = _peak(sizes, asked["world"], plan), asked["budget"]
         if peak <= budget:
             continue
-        told = f"{_asked(asked)}: {plan} takes {peak:,} bytes at its peak."
+        message = f"{_asked(asked)}: {plan} takes {peak:,} bytes at its peak."
         if _fewest(**asked) is None:
-            return f"{told} Nothing fits here: return None."
+            return f"{message} Nothing fits here: return None."
         if _peak(sizes, asked["world"], plan, in_flight=False) <= budget:
             return (
-                f"{told} A sharded bucket, too, is in memory in full until it is reduced, in "
+                f"{message} A sharded bucket, too, is in memory in full until it is reduced, in "
                 "addition to the shards of earlier micro-batches."
             )
-        return f"{told} Whole buckets take 4n bytes each, sharded ones 4 ceil(n / N)."
+        return f"{message} Whole buckets take 4n bytes each, sharded ones 4 ceil(n / N)."
     return None
 
 
@@ -494,14 +494,14 @@ def _keep_fewest(seen: Observed) -> str | None:
         fewest, _ = _fewest(**asked)
         if sent <= fewest:
             continue
-        told = f"{_asked(asked)}: {plan} sends {sent:,} bytes, but {fewest:,} are possible."
+        message = f"{_asked(asked)}: {plan} sends {sent:,} bytes, but {fewest:,} are possible."
         if not any(plan):
-            return f"{told} Nothing is kept whole, so each micro-batch reduces everything."
+            return f"{message} Nothing is kept whole, so each micro-batch reduces everything."
         for order, words in ((1, "smallest"), (-1, "largest")):
             if plan == _greedy(**asked, order=order):
-                return f"{told} Taking the {words} bucket first is not always best."
+                return f"{message} Taking the {words} bucket first is not always best."
         return (
-            f"{told} If you keep a bucket whole, it needs no second buffer. For which buckets "
+            f"{message} If you keep a bucket whole, it needs no second buffer. For which buckets "
             "does this lower the peak?"
         )
     return None

@@ -357,6 +357,7 @@ PROMISES = {
         "or 2 bytes each, whatever the gradients take": (*DTYPE, ""),
         "all tensors laid end to end, the last part padded": (*CUT, ""),
         "different programs may show the same numbers there": (*TWINS, "twins"),
+        "In a tensor with one dimension each number is a row": (*CUT, ""),
         "All three together fit exactly one program": (*TWINS, "twins"),
         "each a list of one or two ints, at least 1": (*SMALL, "small"),
     },

@@ -164,6 +164,14 @@ WRONG = {
             loses=UNEVEN,
         ),
         Wrong(
+            "no fp32 copy, and a share that is no whole number",
+            state(kept="4 * states", shard="num_params / world", total="math.ceil(total)").replace(
+                "def", "import math\n\n\ndef", 1
+            ),
+            says="its share is rounded up before it is multiplied",
+            loses=(*MIXED, *UNEVEN),
+        ),
+        Wrong(
             "stage 3 leaves the parameters whole",
             state(p=9),
             says="Stage 3 shards the parameters as well",
@@ -349,6 +357,7 @@ PROMISES = {
         "or 2 bytes each, whatever the gradients take": (*DTYPE, ""),
         "all tensors laid end to end, the last part padded": (*CUT, ""),
         "different programs may show the same numbers there": (*TWINS, "twins"),
+        "In a tensor with one dimension each number is a row": (*CUT, ""),
         "All three together fit exactly one program": (*TWINS, "twins"),
         "each a list of one or two ints, at least 1": (*SMALL, "small"),
     },

@@ -121,9 +121,11 @@ def legend_above(
     """A legend in rows above the axes, where it covers no data; the title stays above it."""
     columns = min(len(labels), columns)
     lines = -(-len(labels) // columns)
+    # matplotlib fills column by column, and a reader reads row by row
+    order = [i for column in range(columns) for i in range(column, len(labels), columns)]
     axes.legend(
-        handles,
-        labels,
+        [handles[i] for i in order],
+        [labels[i] for i in order],
         loc="lower left",
         bbox_to_anchor=(-0.01, 1.0),
         ncols=columns,
@@ -139,10 +141,12 @@ def stacked_bars(
     values: Sequence[dict[str, float]],
     parts: Sequence[str],
     unit: tuple[float, str],
+    ends: Sequence[str] | None = None,
 ) -> None:
     """Horizontal bars, one per label from the top, stacked by part, each with its total.
 
-    unit: divisor and name, as `bytes_unit` gives them.
+    unit: divisor and name, as `bytes_unit` gives them. ends: what stands at the ends of the bars
+    instead of the totals.
     """
     divisor, unit_name = unit
     left = [0.0] * len(labels)
@@ -155,7 +159,8 @@ def stacked_bars(
         left = [a + b for a, b in zip(left, width, strict=True)]
     behind = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
     for place, total in enumerate(left):
-        axes.annotate(f"{total:.4g} {unit_name}", (total, place), **behind)
+        text = ends[place] if ends else f"{total:.4g} {unit_name}"
+        axes.annotate(text, (total, place), **behind)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, (max(left) or 1.0) * 1.17)

@@ -83,6 +83,8 @@ def line_figure(
             if max(places) < 5000 and all(math.frexp(place)[0] == 0.5 for place in places):
                 axes.set_xscale("log", base=2)  # 1, 2, 4: numbers of ranks
                 axes.xaxis.set_major_formatter("{x:,.4g}")
+                if len(set(places)) <= 12:
+                    axes.set_xticks(sorted(set(places)))
             elif max(places) < 100 * min(places):  # 5, 10, 20, 50, 100
                 axes.set_xscale("log", subs=[2, 5])
                 for set_format in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
@@ -97,6 +99,8 @@ def line_figure(
                     axes.set_yscale("log", subs=[2, 5])
                 for set_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                     set_format("{x:.3g}")
+            elif min(heights) >= 1e-3 and max(heights) < 1e5:
+                axes.yaxis.set_major_formatter("{x:,.4g}")  # 0.1, not 10⁻¹
         elif min(min(b) for _, b in series.values()) >= 0:
             axes.set_ylim(low)
         if len(series) + len(dots or {}) > 1:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ddpz_lite.course.show.charts import lines
 
 # Rajbhandari et al. 2020, table 1: GB per device for 7.5 B, 128 B and 1 T, each at stages 1 to 3.
 TABLE_1 = """
@@ -39,6 +41,26 @@ def against_table_1(bytes_per_rank: Callable[[float, int, int], float]) -> float
             row.append(f"{value:8.5g}")
         print(f"N = {world_size:4}", *row)
     return worst
+
+
+def state_by_ranks(
+    bytes_per_rank: Callable[[float, int, int], float], names: Mapping[int, str]
+) -> None:
+    """Draw the GB of state per rank of 7.5 B parameters, for each stage in `names`."""
+    worlds = [2**k for k in range(11)]
+    lines(
+        {
+            name: (worlds, [bytes_per_rank(7.5e9, n, stage) / 1e9 for n in worlds])
+            for stage, name in names.items()
+        },
+        at={"a device of 48 GB": 48},
+        x="ranks",
+        y="GB per rank",
+        title="State of 7.5 B parameters (modelled)",
+        log="xy",
+        alt="State of 7.5 billion parameters per rank. DDP stays at 120 GB. ZeRO-1 levels off at "
+        "30, ZeRO-2 at 15, ZeRO-3 falls in proportion to the ranks, to 0.12 GB at 1,024.",
+    )
 
 
 def beyond_formula(model: Any, optimizer: Any, stage: int, num_params: int) -> dict[str, float]:

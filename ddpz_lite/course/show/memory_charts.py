@@ -19,18 +19,24 @@ from ddpz_lite.meter.timeline import TIMELINE_KINDS, MemoryTimeline
 _Bars = Mapping[str, int] | Mapping[str, Mapping[str, int]]
 
 
-def memory(held: _Bars | MemoryTimeline, *, title: str | None = None) -> None:
+def memory(
+    held: _Bars | MemoryTimeline,
+    *,
+    title: str | None = None,
+    percent_of: Mapping[str, str] | None = None,
+) -> None:
     """Draw memory by kind.
 
     held: what `dz.memory` returned, for one bar; {label: such a dict}, for a bar each; or a
     MemoryTimeline, for the step as areas with its peak marked. Kinds that are 0 throughout are left
-    out. Raises ValueError when there is nothing to draw.
+    out. percent_of: {label: label of the bar that is its 100%}; the bytes then stand at the ends of
+    the bars. Raises ValueError when there is nothing to draw.
     """
     if isinstance(held, MemoryTimeline):
         _areas(held, title or "Memory over one step")
     else:
         several = all(isinstance(value, Mapping) for value in held.values())
-        _bars(dict(held) if several else {"now": held}, title or "Memory by kind")
+        _bars(dict(held) if several else {"now": held}, title or "Memory by kind", percent_of)
 
 
 def _kinds(some: list[Mapping[str, int]]) -> list[str]:
@@ -41,14 +47,22 @@ def _kinds(some: list[Mapping[str, int]]) -> list[str]:
     return kinds
 
 
-def _bars(held: dict[str, Any], title: str) -> None:
+def _bars(held: dict[str, Any], title: str, percent_of: Mapping[str, str] | None) -> None:
     kinds = _kinds(list(held.values()))
     totals = {label: sum(one.values()) for label, one in held.items()}
     unit, unit_name = bytes_unit(max(totals.values()))
+    drawn, ends = list(held.values()), None
+    if percent_of:
+        unit, unit_name = 1, "%"
+        drawn = [
+            {kind: 100 * size / totals[percent_of[label]] for kind, size in one.items()}
+            for label, one in held.items()
+        ]
+        ends = [in_bytes(total) for total in totals.values()]
     fig, axes = figure(height=1.4 + 0.45 * len(held))
     with house_style():
         axes.set_title(title)
-        stacked_bars(axes, list(held), list(held.values()), kinds, (unit, unit_name))
+        stacked_bars(axes, list(held), drawn, kinds, (unit, unit_name), ends)
         axes.set_xlabel(unit_name)
     table = [["", *(f"{kind}, bytes" for kind in kinds), "all, bytes"]]
     table += [

@@ -124,27 +124,29 @@ def _draw(axes: Any, stage: int, step: list[Moment], widest: int) -> None:
             "lw": 1.4,
             "shrinkA": 0,
         }
-        axes.annotate("", (before + 0.8, row), (before + 0.2, row), arrowprops=arrow)
+        axes.annotate("", (before + 0.8, row), (before + 0.26, row), arrowprops=arrow)
         text = transition.replace("_", "-") if named else "update own" if update else "free others"
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
         color = TEXT_COLOR if named else MUTED_COLOR
-        axes.annotate(text, (before + 0.5, row), **at, color=color, **_behind(axes))
+        axes.annotate(text, (before + 0.53, row), **at, color=color, **_behind(axes))
     if step[-2].parameter is step[-1].parameter:  # the update changes values, and no letter
         at = {"xytext": (0, 10), "textcoords": "offset points", "ha": "center", "fontsize": 7}
         arrow = {"arrowstyle": "-|>", "color": MUTED_COLOR, "lw": 1.4, "shrinkA": 0}
-        axes.annotate("", (len(step) - 1.2, 0), (len(step) - 1.8, 0), arrowprops=arrow)
+        axes.annotate("", (len(step) - 1.2, 0), (len(step) - 1.74, 0), arrowprops=arrow)
         axes.annotate("update", (len(step) - 1.5, 0), **at, color=MUTED_COLOR, **_behind(axes))
     for before, (moment, after) in enumerate(pairwise(step)):
         if moment.phase == after.phase and moment.gradient is None and after.gradient is P:
-            axes.text(before + 0.5, 1, "compute\ngradients", ha="center", va="center", fontsize=7,
-                      color=MUTED_COLOR)  # fmt: skip
+            at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+            arrow = {"arrowstyle": "-|>", "color": MUTED_COLOR, "lw": 1.4, "shrinkA": 0}
+            axes.annotate("", (before + 0.8, 1), (before + 0.26, 1), arrowprops=arrow)
+            axes.annotate("compute\ngradients", (before + 0.5, 1), **at, color=MUTED_COLOR)
     phases = [moment.phase for moment in step]
     for phase in PHASES:
         first = phases.index(phase)
         look = {"color": MUTED_COLOR, "fontsize": 9, "style": "italic"}
-        axes.text(first - 0.44, -0.98, phase, ha="left", **look)
+        axes.text(first - (0.74 if first else 0.44), -0.98, phase, ha="left", **look)
         if first:
-            axes.axvline(first - 0.5, color="#B4B4AC", lw=1, zorder=0)
+            axes.axvline(first - 0.79, color="#B4B4AC", lw=1, zorder=0)  # before what it does
     axes.set_xlim(-0.5, widest - 0.5)
     axes.set_ylim(len(KINDS) - 0.5, -1.25)
     axes.set_yticks(range(len(KINDS)), ["parameters", "gradients", "optimizer"])

@@ -107,7 +107,7 @@ def _asked(question: dict[str, Any]) -> str:
 def _bytes_values(seen: Observed) -> str | None:
     questions, answers = seen.case.inputs[0]["questions"], seen.data[0]["answers"]
     given, plainer = list(map(whole, answers)), PLAINER.get(seen.case.kind, {})
-    for q, answer, value in zip(questions, answers, given, strict=True):
+    for i, (q, answer, value) in enumerate(zip(questions, answers, given, strict=True)):
         if value is None:
             return f"{_asked(q)}: the answer must be a number of bytes, an int, not {answer!r}."
         if value == state_bytes(**q):
@@ -115,7 +115,7 @@ def _bytes_values(seen: Observed) -> str | None:
         plain = q | plainer
         if plainer and (plain == q or given[questions.index(plain)] != state_bytes(**plain)):
             continue  # another criterion's
-        cure = named(questions, given, state_bytes, BYTES_MISTAKES) or BY_KIND
+        cure = named(questions, given, i, BYTES_MISTAKES) or BY_KIND
         return f"{_asked(q)}: {value:,} bytes is wrong. {cure}"
     return None
 
@@ -126,12 +126,11 @@ BY_KIND = "Count each kind separately: the bytes of one element, and the element
 def named(
     questions: list[dict[str, Any]],
     given: list[Any],
-    right: Callable[..., Any],
+    shown: int,
     mistakes: dict[str, Callable[..., Any]],
 ) -> str | None:
-    """The mistake that gives all of these answers; else one that gives the first wrong one."""
-    first = next(i for i, q in enumerate(questions) if given[i] != right(**q))
-    for which in (range(len(questions)), [first]):
+    """The mistake that gives all of these answers; else one that gives the wrong one shown."""
+    for which in (range(len(questions)), [shown]):
         for words, mistake in mistakes.items():
             if all(given[i] == mistake(**questions[i]) for i in which):
                 return words
@@ -276,7 +275,7 @@ def _world_cases(rng: torch.Generator) -> list[Case]:
 def _world_values(seen: Observed) -> str | None:
     questions, answers = seen.case.inputs[0]["questions"], seen.data[0]["answers"]
     given = [whole(answer) for answer in answers]
-    for q, answer, value in zip(questions, answers, given, strict=True):
+    for i, (q, answer, value) in enumerate(zip(questions, answers, given, strict=True)):
         right = smallest_world(**q)
         if value == right and (value is None) == (answer is None):
             continue
@@ -290,7 +289,7 @@ def _world_values(seen: Observed) -> str | None:
         elif right is None:
             cure = f"No world up to {MOST} is large enough: return None."
         else:
-            cure = named(questions, given, smallest_world, WORLD_MISTAKES)
+            cure = named(questions, given, i, WORLD_MISTAKES)
         if cure is None and value is None:
             cure = f"It fits on {MOST} ranks or fewer."
         elif cure is None and value < right:
@@ -561,7 +560,7 @@ def _program_cure(
         return f"{program} is not a program: from stage 1 on cut is 'flat', 'each' or 'rows'."
     kind, alone = _contradicted(shapes, measured, program)
     shown = ", ".join(f"{held[kind]:,} at {world} ranks" for world, held in measured.items())
-    told = f"{program} cannot be: {kind} take {shown} bytes. "
+    told = f"{program} cannot be: the bytes of the {kind} are {shown}. "
     sharded, truly = (s >= KINDS[kind] for s in (stage, right[0]))
     if alone:
         return (

@@ -30,14 +30,17 @@ def drawn(monkeypatch):
 
 def test_lines_hold_their_numbers_and_names(drawn):
     show.lines(SERIES, x="bytes", y="seconds", alt="Two lines that rise.", log="xy",
-               dots={"ring": ([2], [4.5])}, at={"limit": 5})  # fmt: skip
+               dots={"ring": ([2], [4.5])}, at={"limit": 5}, upright={"best": 3},
+               ticks=[1, 2, 4])  # fmt: skip
     ((fig, alt, table),) = drawn
     (axes,) = fig.axes
     assert alt == "Two lines that rise." and axes.get_xscale() == axes.get_yscale() == "log"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ring", "star"]
     assert table[0] == ["line", "bytes", "seconds"] and ["star", 4, 4.0] in table
     assert ["ring, measured", 2, 4.5] in table
-    assert [text.get_text() for text in axes.texts] == ["limit"]
+    assert [text.get_text() for text in axes.texts] == ["limit", "best"]
+    places = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert places == ["1", "2", "4"]
     heights = [label.get_text() for label in axes.get_yticklabels(which="both")]
     assert "3" in heights and not any("times" in words for words in heights)
 

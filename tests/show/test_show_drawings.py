@@ -123,12 +123,13 @@ def test_the_legend_explains_idle_time_where_a_rank_has_some(shown):
 
 
 def test_buckets_take_the_parameters_in_reverse_and_hold_a_view_of_each(shown):
-    bucket_layout({"first": 40, "middle": 20, "last": 50}, [[0, 1], [2]])
+    bucket_layout({"first": 40, "middle": 20, "last": 50}, [[0, 1], [2]], most=80)
     ((alt, table),) = shown
     assert "read in reverse" in alt
     assert table[1:] == [[0, "last, middle", 70], [1, "first", 40]]
     drawn = [text.get_text() for text in shown.figures[0].axes[0].texts]
     assert [text for text in drawn if ".grad" in text] == ["last.grad", "middle.grad", "first.grad"]
+    assert {"bucket 0\n70 of 80", "bucket 1\n40 of 80", "middle\n20"} <= set(drawn)
 
 
 def test_owners_have_one_slice_each_after_the_reduce_scatter(shown):

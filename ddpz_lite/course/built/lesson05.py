@@ -110,7 +110,7 @@ class SelfFinishing(InOrder):
         for bucket in self.buckets[self.next :]:
             self.fill(bucket)
             bucket.reduce()
-        with dz.span("wait"):
+        with dz.span("wait"):  # drawn as exposed in the figure
             self.finish()
         self.running = False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpz_lite.course.show.canvas import figure, house_style
 from ddpz_lite.course.show.page import Table, show_figure, written
-from ddpz_lite.course.show.style import SERIES, TEXT_COLOR
+from ddpz_lite.course.show.style import MUTED_COLOR, SERIES, TEXT_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +36,8 @@ def line_figure(
     log: str = "",
     dots: Mapping[str, Points] | None = None,
     at: Mapping[str, float] | None = None,
+    upright: Mapping[str, float] | None = None,
+    ticks: Sequence[float] | None = None,
     marks: bool = True,
     steps: bool = False,
     low: float = 0,
@@ -44,9 +46,10 @@ def line_figure(
 
     log: the axes that are logarithmic, "", "x", "y" or "xy". dots: points without a line, drawn in
     the colour of the line of the same name, or black. at: dashed lines at a height, by what they
-    mean. marks: whether each point has its marker. steps: whether a line keeps its height until its
-    next point. low: where the y axis begins, if it is not logarithmic and no line is negative.
-    Raises ValueError for lines without points.
+    mean. upright: the same, dotted, at a place of the x axis. ticks: the places of the x axis that
+    are labelled. marks: whether each point has its marker. steps: whether a line keeps its height
+    until its next point. low: where the y axis begins, if it is not logarithmic and no line is
+    negative. Raises ValueError for lines without points.
     """
     if not series or any(len(a) != len(b) or not len(a) for a, b in series.values()):
         raise ValueError("show.lines: give {label: (x, y)} with as many x as y, and at least one.")
@@ -76,6 +79,10 @@ def line_figure(
             axes.axhline(height, color=TEXT_COLOR, linewidth=1, linestyle="--")
             axes.annotate(label, (0.99, height), xycoords=("axes fraction", "data"), ha="right",
                           va="bottom", fontsize=8.5)  # fmt: skip
+        for label, place in (upright or {}).items():
+            axes.axvline(place, color=MUTED_COLOR, linewidth=1, linestyle=":")
+            axes.annotate(label, (place, 0.97), xycoords=("data", "axes fraction"), ha="right",
+                          va="top", rotation=90, fontsize=8.5)  # fmt: skip
         axes.set(xlabel=x, ylabel=y, title=title)
         if "x" in log:
             axes.set_xscale("log")
@@ -91,6 +98,9 @@ def line_figure(
                     set_format("{x:,.4g}")
         elif all(isinstance(value, int) for a, _ in series.values() for value in a):
             axes.locator_params(axis="x", integer=True)  # no step 2.5
+        if ticks:
+            axes.set_xticks(ticks, [f"{place:g}" for place in ticks])
+            axes.set_xticks([], minor=True)
         if "y" in log:
             axes.set_yscale("log")
             heights = [value for _, b in series.values() for value in b]

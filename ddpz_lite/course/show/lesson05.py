@@ -14,11 +14,11 @@ Transfers = Sequence[tuple[float, float]]  # (begin, end) of each all-reduce, in
 GAP = 6  # bytes between two boxes of `bucket_layout`, so that they are seen as two
 
 
-def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> None:
+def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]], most: int) -> None:
     """Draw parameters, the reversed row cut into buckets, and their flat tensors with views.
 
     sizes: bytes of each parameter, in the order of the model. groups: the buckets, each a list of
-    positions in the reversed row.
+    positions in the reversed row. most: the limit of a bucket, in bytes.
     """
     names = list(sizes)
     backwards = names[::-1]
@@ -26,7 +26,7 @@ def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> 
     rows, left = [], 0.0
     with house_style():
         for name in names:
-            _box(axes, 3, left, sizes[name], name, "#BEBEB0")
+            _box(axes, 3, left, sizes[name], f"{name}\n{sizes[name]}", "#BEBEB0")
             left += sizes[name] + GAP
         left = 0.0
         for number, group in enumerate(groups):
@@ -34,7 +34,7 @@ def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> 
             color = SERIES[number % len(SERIES)].color
             for name in inside:
                 middle = left + sizes[name] / 2
-                _box(axes, 2, left, sizes[name], name, color)
+                _box(axes, 2, left, sizes[name], f"{name}\n{sizes[name]}", color)
                 axes.annotate(
                     f"{name}.grad",
                     (middle, 1.02),
@@ -44,8 +44,9 @@ def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> 
                     arrowprops={"arrowstyle": "->", "color": TEXT_COLOR},
                 )
                 left += sizes[name]
-            _box(axes, 1, begin, left - begin, f"bucket {number}", color)
-            rows.append([number, ", ".join(inside), int(left - begin)])
+            held = int(left - begin)
+            _box(axes, 1, begin, held, f"bucket {number}\n{held} of {most}", color)
+            rows.append([number, ", ".join(inside), held])
             left += GAP
         axes.set_yticks(
             [3.25, 2.25, 1.25, 0.45], ["parameters", "reversed, cut", "flat tensors", "views"]
@@ -55,9 +56,9 @@ def bucket_layout(sizes: Mapping[str, int], groups: Sequence[Sequence[int]]) -> 
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set_xlim(-2, sum(sizes.values()) + GAP * len(sizes))
         axes.set_ylim(0.2, 3.6)
-        axes.set_title("How gradients are laid into buckets (a drawing)")
+        axes.set_title(f"How gradients are laid into buckets of at most {most} bytes")
     alt = f"Parameters in the order {', '.join(names)}, read in reverse. " + " ".join(
-        f"Bucket {number}: {inside}, {held} bytes in one flat tensor."
+        f"Bucket {number}: {inside}, {held} of {most} bytes in one flat tensor."
         for number, inside, held in rows
     )
     show_figure(fig, alt=alt, table=[["bucket", "views in it", "bytes"], *rows])
@@ -94,7 +95,7 @@ def bucket_sizes(
         level = {"color": MUTED_COLOR, "linewidth": 1, "linestyle": "--"}
         bottom.axhline(1e3 * computing, label="compute alone", **level)
         bottom.set_xticks(places, [f"{m:g}" for m in limits])
-        bottom.set_ylim(0, 1.1 * max(ends))
+        bottom.set_ylim(0.95e3 * computing, max(ends) + 0.15 * (max(ends) - 0.95e3 * computing))
         bottom.set_xlabel("at most in a bucket, MB")
         bottom.set_ylabel("ms per step")
         bottom.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2, frameon=False)

@@ -822,8 +822,8 @@ def _rebuild_told(seen: Observed) -> str | None:
                 )
             if not step and len(told) != 1:
                 return (
-                    f"Rank {rank} made {len(told)} broadcasts in the first backward of a model; "
-                    "one is enough for the order."
+                    f"Rank {rank} made {len(told)} broadcasts in the first backward of a model. "
+                    "Make exactly one, with the order of rank 0."
                 )
             if told and told[0].peer:
                 return f"Rank {told[0].peer} sends its order. Use the order of rank 0."
@@ -875,7 +875,7 @@ REBUILD = Task(
     title="Buckets in the order of arrival",
     answer="rebuild_buckets",
     job="lesson05.hooks",
-    minutes=15,
+    minutes=25,
     cases=_rebuild_cases,
     criteria=(
         Criterion("after each backward() every gradient is the mean", 2, _values, on=("",)),

@@ -417,7 +417,7 @@ PROMISES = {
         "Each matrix has one owner, the same in every step": (*ON_ONE, ""),
         "only the owner orthogonalises the matrix and keeps its momentum": (*ON_ONE, ""),
         "`gradients` may hold anything afterwards": None,
-        "The fullest rank owns no more elements than in the first task": (*SPREAD, ""),
+        "Balance the elements as in the first task": (*SPREAD, ""),
         "sends at most 3Ψ(N−1)/N numbers": (*CHEAP, ""),
         "There may be fewer matrices than ranks": (*FEW_MATRICES, "few"),
         "they are changed in place": (*MATRICES, ""),

@@ -22,7 +22,7 @@ from ddpz_lite.course.show.lesson07 import (
     share_of_gradients,
 )
 from ddpz_lite.course.show.lesson09 import owners
-from ddpz_lite.course.show.lesson10 import on_one_axis
+from ddpz_lite.course.show.lesson10 import memory_in_phases, on_one_axis
 from ddpz_lite.course.show.lesson11 import (
     FUNCTIONS,
     METHODS,
@@ -78,6 +78,26 @@ def steps_of(seconds):
 
 def legend_of(fig):
     return [text.get_text() for text in fig.legends[0].get_texts()]
+
+
+def test_memory_is_drawn_by_phase(shown):
+    held = [NONE | {"parameters": 40, "gradients": size} for size in (0, 5, 20, 10)]
+    samples = list(zip((0.0, 0.3, 0.6, 0.9), held, strict=True))
+    marks = [(0.1, "forward"), (0.5, "backward"), (0.8, "step"), (1.0, "end")]
+    one = SimpleNamespace(samples=samples, marks=marks, peak=60)
+    memory_in_phases({"one": one}, per=10, title="A step")
+    ((alt, table),) = shown
+    assert "one, most in forward 4.5, backward 6.0, step 5.0" in alt
+    assert table == [
+        ["", "phase", "most", "parameters", "gradients"],
+        ["one", "forward", 4.5, 4.0, 0.5],
+        ["one", "backward", 6.0, 4.0, 2.0],
+        ["one", "step", 5.0, 4.0, 1.0],
+    ]
+    assert shown.figures[0].axes[0].get_title(loc="left") == "one: peak 6.0, in backward"
+    one.marks = marks[:2]
+    with pytest.raises(ValueError, match="the timeline has no step"):
+        memory_in_phases({"one": one}, per=10, title="A step")
 
 
 def test_four_ranks_share_one_batch(shown):

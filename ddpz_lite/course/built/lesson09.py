@@ -96,7 +96,10 @@ class Buckets:
     @torch.no_grad()
     def step(self):
         for buffer in self.buffers:
-            buffer.reduce()
+            self.reduce(buffer)
         self.inner.step()
         for buffer in self.buffers:
             buffer.gather()
+
+    def reduce(self, buffer):
+        buffer.reduce()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from ddpz_lite.course.authoring import rules
-from ddpz_lite.course.cli import doctor, lessons, machine, main, shared
+from ddpz_lite.course.cli import doctor, kernel, lessons, machine, main, shared
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -280,6 +285,33 @@ def test_what_ran_is_kept_so_that_stale_outputs_are_found():
     assert list(rules.fresh(lesson)) == []
     cell.source = "x = 2"
     assert "code has changed since the stored run" in next(rules.fresh(lesson))
+
+
+def test_lessons_leaves_nothing_in_the_temporary_folder(make_notebook, tmp_path, monkeypatch):
+    path = make_notebook("01_one", "import tempfile\nprint(tempfile.mkdtemp())")
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert lessons.execute(path, timeout=60, write=True).error is None
+    (output,) = nbformat.read(path, as_version=4).cells[0].outputs
+    assert output.text.startswith(str(temporary))
+    gc.collect()  # the kernel's manager removes its own folder when it is collected
+    assert not list(temporary.iterdir())
+
+
+def test_the_folder_of_a_kernel_that_is_still_ending_is_removed(tmp_path):
+    (folder := tmp_path / "kernel").mkdir()
+    until = time.monotonic() + 0.3
+
+    def end_slowly():
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                (folder / "socket").touch()
+
+    ending = threading.Thread(target=end_slowly)
+    ending.start()
+    kernel._remove(str(folder))
+    ending.join()
+    assert not folder.exists()
 
 
 def test_lessons_runs_in_the_python_that_was_asked(make_notebook, tmp_path):

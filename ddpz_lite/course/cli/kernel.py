@@ -12,10 +12,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager, KernelManager
+
+
+def _remove(folder: str) -> None:
+    """Remove a kernel's folder. The kernel, which may still be ending, writes and removes sockets
+    there.
+    """
+    until = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.exists(folder):
+            time.sleep(0.01)
 
 
 class _OverFiles:
@@ -24,7 +36,7 @@ class _OverFiles:
     def __init__(self, **options: Any) -> None:
         if os.name == "posix":
             folder = tempfile.mkdtemp(prefix="ddpz-kernel-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            weakref.finalize(self, _remove, folder)
             options |= {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}
         super().__init__(**options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -89,10 +90,13 @@ def execute(
         client.on_cell_executed = lambda **_: after_cell()
     started = time.monotonic()
     error = None
-    try:
-        client.execute(env=os.environ | {"DDPZ_TIMES": "assert"})
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as failure:
-        error = _describe(failure, notebook)
+    # torchrun leaves a folder for the logs of its ranks, so the kernel's temporary files get their
+    # own folder, which is removed.
+    with tempfile.TemporaryDirectory(prefix="ddpz-", ignore_cleanup_errors=True) as folder:
+        try:
+            client.execute(env=os.environ | {"DDPZ_TIMES": "assert", "TMPDIR": folder})
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as failure:
+            error = _describe(failure, notebook)
     seconds = time.monotonic() - started
     if write and error is None:
         error = _stray(notebook)

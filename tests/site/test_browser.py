@@ -65,7 +65,7 @@ pytestmark = [
 
 # The widgets of the notebook WIDGETS, in its order: what Tab reaches in each, by name.
 KNOBS = {
-    "network explorer": ["Bucket", "Sending all gradients takes", "A ring step takes", "Ranks"],
+    "network explorer": ["Bucket", "Bytes of all gradients / bandwidth", "Latency", "Ranks"],
     "memory calculator": [
         *("Model", "World size", "Stage", "Precision"),
         *("Optimizer", "Micro-batch", "Checkpointing", "Device"),

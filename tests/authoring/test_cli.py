@@ -287,15 +287,15 @@ def test_what_ran_is_kept_so_that_stale_outputs_are_found():
     assert "code has changed since the stored run" in next(rules.fresh(lesson))
 
 
-def test_lessons_leaves_nothing_in_the_temporary_folder(make_notebook, tmp_path, monkeypatch):
+def test_lessons_leaves_nothing_in_the_temporary_folder(make_notebook, monkeypatch):
     path = make_notebook("01_one", "import tempfile\nprint(tempfile.mkdtemp())")
-    (temporary := tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    assert lessons.execute(path, timeout=60, write=True).error is None
-    (output,) = nbformat.read(path, as_version=4).cells[0].outputs
-    assert output.text.startswith(str(temporary))
-    gc.collect()  # the kernel's manager removes its own folder when it is collected
-    assert not list(temporary.iterdir())
+    with tempfile.TemporaryDirectory() as temporary:  # not tmp_path: names of sockets are short
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        assert lessons.execute(path, timeout=60, write=True).error is None
+        (output,) = nbformat.read(path, as_version=4).cells[0].outputs
+        assert output.text.startswith(temporary)
+        gc.collect()  # the kernel's manager removes its own folder when it is collected
+        assert not os.listdir(temporary)
 
 
 def test_the_folder_of_a_kernel_that_is_still_ending_is_removed(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 
 _BYTES_SENT = 200  # where struct tcp_info (linux/tcp.h, from Linux 4.19 on) has tcpi_bytes_sent,
@@ -14,7 +15,7 @@ def tcp_bytes_sent() -> int | None:
     """Bytes that the open TCP connections of this process have sent so far, each byte once.
 
     The kernel counts them, so this number depends on no formula of ours. It contains what a backend
-    sends beside the tensors, for example gloo's headers. None where the system does not count
+    sends besides the tensors, for example gloo's headers. None where the system does not count
     (macOS).
     """
     if not hasattr(socket, "TCP_INFO"):
@@ -22,11 +23,13 @@ def tcp_bytes_sent() -> int | None:
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type != socket.SOCK_STREAM or connection.family == socket.AF_UNIX:
                     continue
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:  # no socket, or closed meanwhile
+        except OSError:  # closed meanwhile
             continue
         if len(info) < _BYTES_SENT + _TWO_COUNTERS.size:
             return None

@@ -1,7 +1,8 @@
-"""The kernel's count of bytes sent over TCP, and the ledger's formulas beside it."""
+"""The kernel's count of bytes sent over TCP, and the ledger's formulas next to it."""
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -39,6 +40,20 @@ def test_other_sockets_do_not_count():
         a.sendall(bytes(1000))
         assert b.recv(1000) == bytes(1000)
         assert tcp_bytes_sent() == before
+
+
+def test_counting_opens_no_file():
+    def is_open(number: int) -> bool:
+        try:
+            os.fstat(number)
+        except OSError:
+            return False
+        return True
+
+    with open(__file__):  # a file, not a socket
+        before = [number for number in range(1024) if is_open(number)]
+        tcp_bytes_sent()
+        assert [number for number in range(1024) if is_open(number)] == before
 
 
 def test_none_where_the_system_does_not_count(monkeypatch):
